@@ -1,0 +1,60 @@
+# Two commands matter: `make up` runs the whole system, `make test` proves it.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+
+RUN_STAMP := $(VENV)/.run-installed
+DEV_STAMP := $(VENV)/.dev-installed
+
+.PHONY: help up down status test lint format migrate lock clean
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+up: $(RUN_STAMP) ## start everything on this machine: services, model, control plane, worker, gateway
+	@$(BIN)/python -m cli up $(ARGS)
+
+down: $(RUN_STAMP) ## stop it; data stays in .local/
+	@$(BIN)/python -m cli down $(ARGS)
+
+status: $(RUN_STAMP) ## what runs, where, and whether it is ready
+	@$(BIN)/python -m cli status $(ARGS)
+
+test: $(DEV_STAMP) ## every test, on real services and the real model
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(DEV_STAMP) ## style, types, import contracts, spelling
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy .
+	@PYTHONPATH=. $(BIN)/lint-imports
+	@$(BIN)/typos
+
+format: $(DEV_STAMP) ## rewrite to the house style
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+migrate: $(RUN_STAMP) ## bring the database in DATABASE_URL up to date
+	@$(BIN)/alembic upgrade head
+
+lock: ## pin what pyproject.toml asks for into requirements/*.lock
+	@requirements/lock.sh $(PYTHON)
+
+clean: ## remove the environment and caches; data in .local/ stays
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+$(VENV)/bin/python:
+	@$(PYTHON) -m venv $(VENV)
+
+# pip answers "already satisfied" in a second, so a changed lock costs little.
+$(RUN_STAMP): requirements/base.lock requirements/local.lock requirements/worker.lock | $(VENV)/bin/python
+	@echo "installing dependencies into $(VENV)"
+	@$(PIP) install -r requirements/local.lock -r requirements/worker.lock
+	@touch $@
+
+$(DEV_STAMP): requirements/dev.lock $(RUN_STAMP)
+	@$(PIP) install -r requirements/dev.lock
+	@touch $@

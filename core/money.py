@@ -1,0 +1,77 @@
+"""Money: integers in micro-units of the currency, one rounding rule, one billing policy.
+
+Prices are micro-units per million tokens. A charge is summed exactly and divided once, half
+up: `(Σ tokens * price + 500_000) // 1_000_000`. No float touches money anywhere.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+from core.protocol import Usage
+
+TOKENS_PER_PRICE = 1_000_000
+
+
+class EndCause(StrEnum):
+    """How an accepted request ended. Each has exactly one."""
+
+    COMPLETE = "complete"  # the model stopped: end of text or a stop string
+    LENGTH = "length"  # max_tokens, the context, or a refused top-up
+    FILTERED = "filtered"  # a safety filter ended it
+    CLIENT_CANCELLED = "client_cancelled"  # the client left or cancelled
+    FAILED = "failed"  # our fault: no replica finished it
+    EXPIRED = "expired"  # its deadline passed
+    LOST = "lost"  # the gateway died; settled from the worker's journal
+    NOT_STARTED = "not_started"  # ended before any worker took it
+
+
+# metered -> billed. LOST bills what the journal witnesses: the client had a stream of it.
+BILLS_TOKENS: dict[EndCause, bool] = {
+    EndCause.COMPLETE: True,
+    EndCause.LENGTH: True,
+    EndCause.FILTERED: True,
+    EndCause.CLIENT_CANCELLED: True,
+    EndCause.FAILED: False,
+    EndCause.EXPIRED: True,
+    EndCause.LOST: True,
+    EndCause.NOT_STARTED: False,
+}
+
+
+class Price(msgspec.Struct, frozen=True, kw_only=True):
+    """An immutable price version. Micro-units per million tokens, but for `request_micro`."""
+
+    id: str
+    currency: str = "USD"
+    input_micro: int
+    cached_input_micro: int
+    output_micro: int
+    request_micro: int = 0
+
+
+def charge_micro(price: Price, usage: Usage) -> int:
+    """What this usage costs at this price, policy aside."""
+    uncached = usage.prompt_tokens - usage.cached_tokens
+    assert uncached >= 0, "cached tokens are part of the prompt"
+    exact = (
+        uncached * price.input_micro
+        + usage.cached_tokens * price.cached_input_micro
+        + usage.output_tokens * price.output_micro
+    )
+    return price.request_micro + (exact + TOKENS_PER_PRICE // 2) // TOKENS_PER_PRICE
+
+
+def billed_micro(cause: EndCause, price: Price, metered: Usage) -> int:
+    """The bill: the end cause's policy applied to what was metered.
+
+    A request that produced and read nothing costs nothing, whatever its cause.
+    """
+    if not BILLS_TOKENS[cause] or metered == Usage():
+        return 0
+    return charge_micro(price, metered)
+
+
+def worst_case_micro(price: Price, *, prompt_tokens: int, output_tokens: int) -> int:
+    """The most a request can cost: nothing cached, every output token used."""
+    return charge_micro(price, Usage(prompt_tokens=prompt_tokens, output_tokens=output_tokens))

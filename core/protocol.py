@@ -1,0 +1,229 @@
+"""The wire between gateway and worker: one request, then a stream of frames.
+
+`POST /generate` carries one msgpack `Generate`; the answer is a stream of frames, each a
+4-byte big-endian length and that many bytes of msgpack. The first frame is `Nack`, `Failed`
+or `Started`; after `Started` come `Tokens` and `Load` in any number; the last is `Finished`
+or `Failed`. A stream that ends without one of those two was cut, and is never a success.
+
+    Nack | Failed | Started (Tokens | Load)* (Finished | Failed)
+
+`POST /abort/{request_id}:{attempt}` asks for an early `Finished(cause="aborted")`. Frames
+keep coming until then: closing the socket is not a way to cancel.
+"""
+
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+
+FRAME_BYTES_MAX = 4 * 1024 * 1024
+LENGTH_BYTES = 4
+
+ServiceClass = Literal["interactive", "standard", "batch"]
+FinishReason = Literal["stop", "length"]
+FinishCause = Literal["complete", "aborted", "expired"]
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the next token is chosen.
+
+    The draw for output position `i` of choice `c` is a function of (seed, c, i) alone, so a
+    resumed or preempted sequence continues as it would have.
+    """
+
+    seed: int  # 0 <= seed < 2**63; the gateway sets one when the client does not
+    max_tokens: int  # > 0, output tokens for each choice
+    temperature: float = 1.0  # 0 is greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0 is off
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None  # None: none; n: the chosen token and the n likeliest
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One of the request's `n` answers, possibly resumed.
+
+    `output_ids` are the tokens already accepted from earlier attempts; `released_chars` is
+    how many characters of their text the client already has.
+    """
+
+    index: int
+    output_ids: tuple[int, ...] = ()
+    released_chars: int = 0
+
+
+class Generate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of `POST /generate`."""
+
+    request_id: str
+    attempt: int  # 1, 2, …: each retry or resume is a new attempt
+    version: str  # the worker refuses any version but its own
+    prompt_ids: tuple[int, ...]
+    choices: tuple[Choice, ...]
+    sampling: Sampling
+    tenant_salt: bytes  # prefix blocks are shared only under equal salt
+    service_class: ServiceClass = "standard"
+    deadline_ms: int = 0  # Unix milliseconds; 0 is none
+    placement: int = 0  # the dispatcher's number for this placement on this replica
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    """Natural logarithms, before temperature and any filter."""
+
+    id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Absolute totals of one attempt: never deltas, so that hearing them twice is harmless."""
+
+    prompt_tokens: int = 0  # tokens of the prompt, cached ones included
+    cached_tokens: int = 0  # of those, read from the prefix cache
+    output_tokens: int = 0  # produced by this attempt, all choices together
+
+
+class Timings(msgspec.Struct, frozen=True, kw_only=True):
+    """Milliseconds, on the worker's monotonic clock."""
+
+    queue_ms: float = 0.0  # arrival to first scheduled step
+    prefill_ms: float = 0.0  # first scheduled step to first token
+    decode_ms: float = 0.0  # first token to last token
+
+
+class Nack(msgspec.Struct, frozen=True, kw_only=True, tag="nack"):
+    """Not taken, nothing computed, nothing to bill: the ticket may go elsewhere.
+
+    `fits_never` says that no wait will help here (longer than the pool or the context).
+    """
+
+    reason: str  # full | draining | wrong_version | fits_never | journal_full | duplicate
+    fits_never: bool = False
+
+
+class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
+    """The first prefill step was scheduled."""
+
+    boot_id: str
+    prompt_tokens: int
+    cached_tokens: int
+
+
+class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
+    """Progress of one choice: ids when generated, text when released.
+
+    Text lags ids while a character or a stop string is still open. `finish` closes the
+    choice; `stop` is then the stop string that matched, if one did. concat(text) over all
+    attempts equals decode(all ids) up to the stop string.
+    """
+
+    choice: int
+    ids: tuple[int, ...] = ()
+    text: str = ""
+    logprobs: tuple[TokenLogprob, ...] | None = None  # one for each of `ids`
+    finish: FinishReason | None = None
+    stop: str | None = None
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
+    """An absolute report; `seq` rises, so that a stale one is recognised.
+
+    `placed_seq` is the highest placement number this worker has accepted: placements above
+    it are not yet in `kv_blocks_free`, and the dispatcher subtracts them itself.
+    """
+
+    boot_id: str
+    seq: int
+    kv_blocks_total: int
+    kv_blocks_free: int  # free or evictable
+    running: int
+    waiting: int
+    placed_seq: int = 0
+
+
+class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
+    """The engine's last word on an attempt. `journal_seq` is where its journal holds it."""
+
+    cause: FinishCause
+    usage: Usage
+    timings: Timings
+    journal_seq: int
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    """The attempt ended by a fault. `retryable` says whether another replica may do better."""
+
+    code: str  # bad_request | internal | overloaded | shutting_down
+    message: str
+    retryable: bool
+    usage: Usage = Usage()
+
+
+Frame = Nack | Started | Tokens | Load | Finished | Failed
+
+_frame_encoder = msgspec.msgpack.Encoder()
+_frame_decoder = msgspec.msgpack.Decoder(Frame)
+_generate_decoder = msgspec.msgpack.Decoder(Generate)
+
+
+class ProtocolError(Exception):
+    """The peer broke the framing or sent a message this version does not know."""
+
+
+def encode_frame(frame: Frame) -> bytes:
+    """Length prefix and body."""
+    body = _frame_encoder.encode(frame)
+    assert len(body) <= FRAME_BYTES_MAX
+    return len(body).to_bytes(LENGTH_BYTES, "big") + body
+
+
+def encode_generate(message: Generate) -> bytes:
+    """The body of `POST /generate`."""
+    return _frame_encoder.encode(message)
+
+
+def decode_generate(body: bytes) -> Generate:
+    """Raises ProtocolError when the body is not a `Generate`."""
+    try:
+        return _generate_decoder.decode(body)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(str(error)) from error
+
+
+class FrameReader:
+    """Splits a byte stream into frames, whatever pieces it arrives in.
+
+    >>> reader = FrameReader()
+    >>> list(reader.feed(encode_frame(Nack(reason="full"))))
+    [Nack(reason='full', fits_never=False)]
+    """
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """Frames completed by `data`. Raises ProtocolError on a broken one."""
+        self._buffer += data
+        start = 0
+        while len(self._buffer) - start >= LENGTH_BYTES:
+            size = int.from_bytes(self._buffer[start : start + LENGTH_BYTES], "big")
+            if size > FRAME_BYTES_MAX:
+                raise ProtocolError(f"frame of {size} bytes is over {FRAME_BYTES_MAX}")
+            end = start + LENGTH_BYTES + size
+            if len(self._buffer) < end:
+                break
+            yield self._decode(bytes(self._buffer[start + LENGTH_BYTES : end]))
+            start = end
+        del self._buffer[:start]
+
+    @property
+    def mid_frame(self) -> bool:
+        """Whether the stream, ending here, would be cut inside a frame."""
+        return bool(self._buffer)
+
+    def _decode(self, body: bytes) -> Frame:
+        try:
+            return _frame_decoder.decode(body)
+        except msgspec.MsgspecError as error:
+            raise ProtocolError(str(error)) from error

@@ -1,0 +1,165 @@
+"""What a gateway and the dispatcher say to each other about one request: its ticket.
+
+    admit ──► Admitted | LimitRefused | Stale     tenant's limits are charged, ticket held
+    arm   ──► Placed | Queued | Dropped           a replica, or a place in its class's queue
+    renew ──► grants for queued tickets           every 500 ms, and what the gateway knows
+    finish                                        the engine's last word: slots are free again
+    cancel                                        idempotent: refunds everything charged
+
+The ticket's name is the request id. The rules are in `core.limits` and `core.dispatch`; the
+same rules run atomically as Lua in `store/lua`.
+"""
+
+import msgspec
+
+from core.protocol import Load, ServiceClass
+
+PREFIX_HASHES_MAX = 64
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A tenant's limits; 0 is unlimited. Per-minute ones are buckets that refill steadily."""
+
+    requests_per_min: int = 0
+    input_tokens_per_min: int = 0
+    output_tokens_per_min: int = 0
+    concurrency: int = 0
+
+
+class Remaining(msgspec.Struct, frozen=True, kw_only=True):
+    """A bucket's state for rate-limit headers: `limit` 0 is unlimited."""
+
+    limit: int = 0
+    remaining: int = 0
+    reset_ms: int = 0  # until full again
+
+
+class Headroom(msgspec.Struct, frozen=True, kw_only=True):
+    """What is left after this call."""
+
+    requests: Remaining = Remaining()
+    input_tokens: Remaining = Remaining()
+    output_tokens: Remaining = Remaining()
+
+
+class CacheVersions(msgspec.Struct, frozen=True, kw_only=True):
+    """The versions of the rows a gateway decided from. They only rise."""
+
+    key: int
+    tenant: int
+    route: int
+
+
+class Admit(msgspec.Struct, frozen=True, kw_only=True):
+    """Ask to charge the tenant. `input_tokens` is net of the tenant's expected prefix match."""
+
+    ticket: str
+    gateway: str
+    tenant: str
+    key: str
+    model: str
+    versions: CacheVersions
+    limits: Limits
+    input_tokens: int
+
+
+class Admitted(msgspec.Struct, frozen=True, kw_only=True):
+    """Charged and held. Admitting the same ticket again charges nothing more."""
+
+    headroom: Headroom
+    degraded: bool = False
+
+
+class LimitRefused(msgspec.Struct, frozen=True, kw_only=True):
+    """Nothing was charged. `reason` names the limit: the first in `Limits` order."""
+
+    reason: str  # requests | input_tokens | output_tokens | concurrency
+    retry_after_ms: int
+    headroom: Headroom
+
+
+class Stale(msgspec.Struct, frozen=True, kw_only=True):
+    """Nothing was charged: what the gateway cached is out of date. Read again and retry."""
+
+    key: bool = False
+    tenant: bool = False
+    route: bool = False
+
+
+class Arm(msgspec.Struct, frozen=True, kw_only=True):
+    """Ask for a replica. `kv_blocks` covers the prompt and every token it may produce."""
+
+    ticket: str
+    gateway: str
+    pool: str
+    tenant: str
+    weight: int  # of the tenant in the fair queue, >= 1
+    service_class: ServiceClass
+    deadline_ms: int  # Unix milliseconds; 0 is none
+    kv_blocks: int
+    prompt_tokens: int
+    prefix_hashes: tuple[str, ...] = ()  # coarse chain, longest last
+    exclude: tuple[str, ...] = ()  # replicas already tried
+    at_head: bool = False  # a NACKed ticket goes back to the front
+
+
+class Placed(msgspec.Struct, frozen=True, kw_only=True):
+    """Go there now. `placement` numbers this replica's placements."""
+
+    replica: str
+    boot_id: str
+    url: str
+    placement: int
+    prefix_matched: int = 0  # hashes of `Arm.prefix_hashes` this replica has seen
+
+
+class Queued(msgspec.Struct, frozen=True, kw_only=True):
+    """Waiting; a grant will come with a `renew`."""
+
+    position: int
+    expected_wait_ms: int
+
+
+class Dropped(msgspec.Struct, frozen=True, kw_only=True):
+    """Not to be served. Nothing is held in the pool; the tenant's charge still is."""
+
+    reason: str  # expired | fits_never | no_replica | queue_full
+
+
+class ReplicaView(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica as gateways announce it to the pool, from the registry."""
+
+    replica: str
+    boot_id: str
+    url: str
+    version: str
+    ready: bool
+    kv_blocks: int
+    sequences: int
+
+
+class Grant(msgspec.Struct, frozen=True, kw_only=True):
+    """A queued ticket's turn, or its end. Repeated until acknowledged."""
+
+    ticket: str
+    outcome: Placed | Dropped
+
+
+class Renew(msgspec.Struct, frozen=True, kw_only=True):
+    """A gateway's heartbeat to one pool. All of it is absolute, so repeating it is harmless."""
+
+    gateway: str
+    pool: str
+    epoch: str  # the last epoch this gateway saw; "" at first
+    replicas: tuple[ReplicaView, ...]
+    loads: tuple[tuple[str, Load], ...] = ()  # replica id, newest report
+    acks: tuple[str, ...] = ()  # tickets whose grant arrived
+    held: tuple[tuple[Arm, Placed | None], ...] = ()  # everything in flight, after a new epoch
+
+
+class Renewed(msgspec.Struct, frozen=True, kw_only=True):
+    """`reannounce`: the dispatcher has lost its memory; send `held` before anything runs."""
+
+    epoch: str
+    grants: tuple[Grant, ...]
+    reannounce: bool = False
