@@ -1,0 +1,98 @@
+"""Fixtures every test may use: one Postgres and one Valkey for a session, fresh data for each.
+
+`postgres_url` is a migrated database of the test module's own; `empty_postgres_url` has no
+tables. `valkey_url` is flushed before each test. A test that stops or kills a server asks for
+`own_postgres` or `own_valkey` instead, which nobody else uses.
+"""
+
+import secrets
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.support.services import PostgresServer, ValkeyServer
+
+settings.register_profile(
+    "headworks",
+    # A shared machine's clock proves nothing about the code.
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    max_examples=50,
+)
+settings.load_profile("headworks")
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+    server = PostgresServer(tmp_path_factory.mktemp("postgres"))
+    server.running.start()
+    yield server
+    server.running.stop()
+
+
+@pytest.fixture(scope="session")
+def migrated_template(postgres_server: PostgresServer) -> str:
+    from store.migrate import upgrade  # noqa: PLC0415 - tests that need no database load without it
+
+    upgrade(postgres_server.create_database("migrated"))
+    return "migrated"
+
+
+@pytest.fixture(scope="module")
+def postgres_url(postgres_server: PostgresServer, migrated_template: str) -> Iterator[str]:
+    name = f"test_{secrets.token_hex(6)}"
+    yield postgres_server.create_database(name, migrated_template)
+    postgres_server.drop_database(name)
+
+
+@pytest.fixture
+def fresh_postgres_url(postgres_server: PostgresServer, migrated_template: str) -> Iterator[str]:
+    """As `postgres_url`, for one test alone."""
+    name = f"test_{secrets.token_hex(6)}"
+    yield postgres_server.create_database(name, migrated_template)
+    postgres_server.drop_database(name)
+
+
+@pytest.fixture
+def empty_postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
+    name = f"test_{secrets.token_hex(6)}"
+    yield postgres_server.create_database(name)
+    postgres_server.drop_database(name)
+
+
+@pytest.fixture
+def own_postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+    """A server to stop and kill; its maintenance database is empty."""
+    server = PostgresServer(tmp_path_factory.mktemp("own-postgres"))
+    server.running.start()
+    yield server
+    server.running.stop()
+
+
+@pytest.fixture(scope="session")
+def valkey_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyServer]:
+    server = ValkeyServer(tmp_path_factory.mktemp("valkey"))
+    server.running.start()
+    yield server
+    server.running.stop()
+
+
+@pytest.fixture
+def valkey_url(valkey_server: ValkeyServer) -> str:
+    valkey_server.flush()
+    return valkey_server.embedded.url
+
+
+@pytest.fixture
+def own_valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyServer]:
+    """A server to stop and kill."""
+    server = ValkeyServer(tmp_path_factory.mktemp("own-valkey"))
+    server.running.start()
+    yield server
+    server.running.stop()
