@@ -1,0 +1,42 @@
+"""What the registry tells gateways: which models are served, at what price, and by whom.
+
+A gateway reads the whole view each second and routes from it; it never routes from anything
+older than its last view. `route_version` and `version` come from one counter that rises with
+every change of a route, so equal numbers mean equal answers.
+"""
+
+import msgspec
+
+from core.money import Price
+from core.tickets import ReplicaView
+
+
+class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A public model name, and everything a request for it needs to know.
+
+    `max_output_tokens` 0 leaves an answer to the context alone.
+    """
+
+    model: str
+    version: str  # of the weights and text rules, a content hash
+    deployment: str
+    pool: str
+    price: Price
+    family: str
+    context_tokens: int
+    max_output_tokens: int
+    created_ms: int
+    route_version: int
+
+
+class RoutingView(msgspec.Struct, frozen=True, kw_only=True):
+    """One region's routes and replicas, read in one snapshot.
+
+    A model without a price in force, or routed to another region, is not in it. Every pool
+    that a model names is a key of `replicas`, be it with none.
+    """
+
+    region: str
+    version: int
+    models: tuple[ServedModel, ...]
+    replicas: dict[str, tuple[ReplicaView, ...]]
