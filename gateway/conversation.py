@@ -1,0 +1,212 @@
+"""What both dialects parse into and render from: one request, its events, its answer.
+
+A dialect turns a body into a `Conversation` and stream events into bytes; everything between
+(routing, counting, metering, the worker) sees only these types. Nothing here knows a dialect.
+
+    Opened (Delta | ChoiceEnd)* Done        every choice ends exactly once, before Done
+    [Opened (Delta | ChoiceEnd)*] Broke     an error; nothing follows it
+"""
+
+from abc import ABC, abstractmethod
+from typing import Literal
+
+import msgspec
+
+from core.errors import Refusal
+from core.protocol import ServiceClass, Usage
+
+SEED_MODULUS = 2**63  # `Sampling.seed` holds 0 <= seed < SEED_MODULUS
+
+Dialect = Literal["openai", "anthropic"]
+Role = Literal["system", "user", "assistant"]
+Finish = Literal["stop", "length", "filtered"]
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
+    """One message of a chat: text only, never empty."""
+
+    role: Role
+    content: str
+
+
+class Conversation(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that is well formed; whether it fits the model is for the relay to say.
+
+    A `chat` has `turns` and an empty prompt; a `text` has a prompt, as text or as token ids,
+    and no turns.
+    """
+
+    dialect: Dialect
+    kind: Literal["chat", "text"]
+    model: str  # public name, not yet looked up
+    turns: tuple[Turn, ...] = ()
+    prompt: str | tuple[int, ...] = ""
+    max_tokens: int | None = None  # output tokens of each choice; None: what the model allows
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0 is off
+    seed: int | None = None  # 0 <= seed < 2**63; None: the gateway draws one
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None  # None: none; n: the chosen token and the n likeliest
+    n: int = 1
+    ignore_eos: bool = False
+    stream: bool = False
+    include_usage: bool = False  # a usage chunk at the end of an OpenAI stream
+    service_class: ServiceClass = "standard"
+    user: str | None = None  # the caller's own name for its end user
+    cache_key: str | None = None  # `prompt_cache_key`: names the conversation for routing
+    deadline_s: float | None = None  # from a header, set by the edge; no body carries it
+
+
+class TokenChance(msgspec.Struct, frozen=True, kw_only=True):
+    """A generated token's bytes, its natural logarithm of probability, and the likeliest."""
+
+    token: bytes
+    logprob: float
+    top: tuple[tuple[bytes, float], ...] = ()
+
+
+class Opened(msgspec.Struct, frozen=True, kw_only=True):
+    """The engine has started. `cached_tokens` are part of `prompt_tokens`."""
+
+    prompt_tokens: int
+    cached_tokens: int = 0
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True):
+    """More of one choice. `chances` are given only if the conversation asked for logprobs."""
+
+    choice: int
+    text: str
+    chances: tuple[TokenChance, ...] = ()
+
+
+class ChoiceEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """No more of this choice. `stop` is the stop string that matched, if one did."""
+
+    choice: int
+    finish: Finish
+    stop: str | None = None
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True):
+    """All choices ended; totals over all of them and all attempts."""
+
+    usage: Usage
+
+
+class Broke(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer ends here, unfinished."""
+
+    refusal: Refusal
+
+
+StreamEvent = Opened | Delta | ChoiceEnd | Done | Broke
+
+
+class AnswerChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """One whole choice. `chances` is None when no logprobs were asked for."""
+
+    index: int
+    text: str
+    finish: Finish
+    stop: str | None = None
+    chances: tuple[TokenChance, ...] | None = None
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole answer, for a caller that does not stream; choices in index order."""
+
+    choices: tuple[AnswerChoice, ...]
+    usage: Usage
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tenant may know of a served model."""
+
+    id: str  # public name
+    created_ms: int
+    context_tokens: int
+    output_tokens_max: int
+
+
+class StreamWriter(ABC):
+    """Turns one answer's events into the bytes of its dialect's event stream.
+
+    Events come in the order of this module's grammar; out of it is a broken contract and
+    asserts. Any method may return no bytes. One writer serves one answer.
+    """
+
+    @abstractmethod
+    def open(self, event: Opened) -> bytes:
+        """The stream's head."""
+
+    @abstractmethod
+    def delta(self, event: Delta) -> bytes:
+        """More text."""
+
+    @abstractmethod
+    def end(self, event: ChoiceEnd) -> bytes:
+        """A choice is over."""
+
+    @abstractmethod
+    def done(self, event: Done) -> bytes:
+        """The stream's tail, its terminator included."""
+
+    @abstractmethod
+    def broke(self, event: Broke) -> bytes:
+        """An error as an event; nothing may follow it."""
+
+    @abstractmethod
+    def keep_alive(self) -> bytes:
+        """Bytes that mean nothing to the reader, between any two events."""
+
+    def write(self, event: StreamEvent) -> bytes:
+        """The frames of any event."""
+        match event:
+            case Delta():
+                return self.delta(event)
+            case ChoiceEnd():
+                return self.end(event)
+            case Opened():
+                return self.open(event)
+            case Done():
+                return self.done(event)
+            case Broke():
+                return self.broke(event)
+
+
+class Accumulator:
+    """Gathers events into an `Answer`. A `Broke` is not its business: refuse instead."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        self._wants_chances = conversation.logprobs is not None
+        self._texts: list[list[str]] = [[] for _ in range(conversation.n)]
+        self._chances: list[list[TokenChance]] = [[] for _ in range(conversation.n)]
+        self._ends: dict[int, ChoiceEnd] = {}
+
+    def delta(self, event: Delta) -> None:
+        """Take more of a choice that has not ended."""
+        assert event.choice not in self._ends
+        self._texts[event.choice].append(event.text)
+        self._chances[event.choice].extend(event.chances)
+
+    def end(self, event: ChoiceEnd) -> None:
+        """Close a choice, once."""
+        assert event.choice not in self._ends
+        self._ends[event.choice] = event
+
+    def answer(self, usage: Usage) -> Answer:
+        """The whole, once every choice has ended."""
+        assert len(self._ends) == len(self._texts)
+        return Answer(choices=tuple(map(self._choice, range(len(self._texts)))), usage=usage)
+
+    def _choice(self, index: int) -> AnswerChoice:
+        end = self._ends[index]
+        return AnswerChoice(
+            index=index,
+            text="".join(self._texts[index]),
+            finish=end.finish,
+            stop=end.stop,
+            chances=tuple(self._chances[index]) if self._wants_chances else None,
+        )
