@@ -136,6 +136,8 @@ class ReplicaView(msgspec.Struct, frozen=True, kw_only=True):
     ready: bool
     kv_blocks: int
     sequences: int
+    block_tokens: int = 16  # of one KV block
+    can_resume: bool = True  # whether it takes a Choice with output_ids
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True):
