@@ -1,0 +1,153 @@
+"""The served journal: what is told survives a kill, a torn tail, a full disk and a restart."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.fleet import JournalEntry
+from core.protocol import Usage
+from worker import journal as journal_module
+from worker.journal import Journal, decode_records, encode_record, left_behind, remove_boot
+
+ROOMY = 1 << 30
+
+
+def used(output: int, prompt: int = 5) -> Usage:
+    return Usage(prompt_tokens=prompt, output_tokens=output)
+
+
+@pytest.fixture
+def journal(tmp_path):
+    opened = Journal(tmp_path, "boot_a", bytes_max=ROOMY)
+    yield opened
+    if not opened._closing.is_set():
+        opened.close()
+
+
+@given(
+    st.lists(
+        st.builds(
+            JournalEntry,
+            seq=st.integers(0, 2**40),
+            request_id=st.text(max_size=20),
+            attempt=st.integers(1, 9),
+            usage=st.builds(Usage),
+            final=st.booleans(),
+        )
+    ),
+    st.data(),
+)
+def test_a_torn_tail_loses_only_the_torn_record(entries, data):
+    records = [encode_record(entry) for entry in entries]
+    whole = b"".join(records)
+    cut = data.draw(st.integers(0, len(whole)))
+    told = list(decode_records(whole[:cut]))
+    ends = [sum(map(len, records[: i + 1])) for i in range(len(records))]
+    assert told == entries[: sum(end <= cut for end in ends)]
+
+
+def test_damage_ends_the_reading_rather_than_inventing_totals():
+    good = encode_record(JournalEntry(seq=1, request_id="r", attempt=1, usage=used(1), final=False))
+    for position in range(len(good)):
+        bad = bytearray(good)
+        bad[position] ^= 0x41
+        assert list(decode_records(bytes(bad))) == []
+
+
+def test_only_an_attempts_newest_totals_are_delivered(journal):
+    for output in range(4):
+        journal.append(("r1", 1), used(output), at_ms=1)
+    journal.append(("r2", 1), used(9), at_ms=1, cause="complete")
+    assert [(e.request_id, e.usage.output_tokens, e.final) for e in journal.batch()] == [
+        ("r1", 3, False),
+        ("r2", 9, True),
+    ]
+
+
+def test_totals_that_moved_while_in_flight_are_delivered_again(journal):
+    journal.append(("r1", 1), used(1), at_ms=1)
+    in_flight = journal.batch()
+    journal.append(("r1", 1), used(2), at_ms=1)
+    journal.acknowledge(in_flight)
+    assert [e.usage.output_tokens for e in journal.batch()] == [2]
+
+
+def test_after_a_kill_open_attempts_are_lost_at_their_last_totals(tmp_path, journal):
+    journal.append(("open", 1), used(7), at_ms=1)
+    journal.append(("done", 2), used(3), at_ms=1, cause="complete")
+    journal.append(("told", 1), used(1), at_ms=1, cause="aborted")
+    told = tuple(e for e in journal.batch() if e.request_id == "told")
+    journal.acknowledge(told)
+    # No close: the process was killed.
+    (left,) = left_behind(tmp_path, now_ms=99)
+    assert left.boot_id == "boot_a"
+    by_name = {entry.request_id: entry for entry in left.entries}
+    assert (by_name["open"].cause, by_name["open"].usage) == ("lost", used(7))
+    assert (by_name["done"].cause, by_name["done"].attempt) == ("complete", 2)
+    assert by_name["open"].seq > by_name["done"].seq
+    assert left_behind(tmp_path, now_ms=99) == [left]
+
+
+def test_an_acknowledged_but_open_attempt_is_still_known_to_the_next_life(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal_module, "SEGMENT_BYTES", 200)
+    journal = Journal(tmp_path, "boot_a", bytes_max=ROOMY)
+    journal.append(("open", 1), used(7), at_ms=1)
+    for number in range(50):
+        journal.append((f"r{number}", 1), used(1), at_ms=1, cause="complete")
+        journal.acknowledge(journal.batch())
+    journal.acknowledge(journal.batch())
+    (left,) = left_behind(tmp_path, now_ms=1)
+    assert ("open", "lost", used(7)) in [(e.request_id, e.cause, e.usage) for e in left.entries]
+    journal.close()
+
+
+def test_acknowledged_segments_are_trimmed(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal_module, "SEGMENT_BYTES", 200)
+    journal = Journal(tmp_path, "boot_a", bytes_max=ROOMY)
+    for number in range(50):
+        journal.append((f"r{number}", 1), used(1), at_ms=1, cause="complete")
+    assert len(list(tmp_path.glob("*.journal"))) > 10
+    journal.acknowledge(journal.batch())
+    assert len(list(tmp_path.glob("*.journal"))) == 1
+    journal.close()
+
+
+def test_a_journal_at_its_bound_is_full_until_it_is_acknowledged(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal_module, "SEGMENT_BYTES", 200)
+    journal = Journal(tmp_path, "boot_a", bytes_max=1000)
+    while not journal.full:
+        journal.append((f"r{journal._seq}", 1), used(1), at_ms=1, cause="complete")
+    journal.acknowledge(journal.batch())
+    assert not journal.full
+    journal.close()
+
+
+def test_a_disk_that_takes_no_more_stops_new_work_only(tmp_path, monkeypatch, journal):
+    def no_space(*_args):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", no_space)
+        assert journal.append(("r1", 1), used(1), at_ms=1) == 1
+    assert journal.full
+    journal.append(("r1", 1), used(2), at_ms=1, cause="complete")
+    assert not journal.full
+
+
+def test_a_clean_close_with_nothing_to_tell_leaves_no_files(tmp_path, journal):
+    journal.append(("r1", 1), used(1), at_ms=1, cause="complete")
+    journal.acknowledge(journal.batch())
+    journal.close()
+    assert list(Path(tmp_path).iterdir()) == []
+
+
+def test_a_clean_close_with_something_to_tell_keeps_it(tmp_path, journal):
+    journal.append(("r1", 1), used(1), at_ms=1, cause="complete")
+    journal.close()
+    (left,) = left_behind(tmp_path, now_ms=1)
+    assert [entry.request_id for entry in left.entries] == ["r1"]
+    remove_boot(tmp_path, "boot_a")
+    assert left_behind(tmp_path, now_ms=1) == []

@@ -1,0 +1,288 @@
+"""The worker's HTTP face: generate, abort, load, health, metrics. Raw ASGI: five routes.
+
+A response to `POST /generate` is a stream of frames (core.protocol). The peer going away is
+noticed by a watcher on `receive` and aborts the attempt; its last word is journalled all the
+same, which is how a killed gateway's requests are settled.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from core import internal_token
+from core.fleet import ReplicaState
+from core.protocol import (
+    Failed,
+    Finished,
+    Frame,
+    Generate,
+    Load,
+    Nack,
+    ProtocolError,
+    Usage,
+    decode_generate,
+    encode_frame,
+)
+from worker.attempts import Attempt, Attempts, Key, wall_ms
+from worker.journal import Journal
+from worker.lifecycle import Lifecycle
+from worker.metrics import Metrics
+
+AUDIENCE = "worker"
+FRAMES = b"application/x-headworks-frames"
+LOAD_INTERVAL_S = 0.1
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+_log = logging.getLogger(__name__)
+
+
+class EngineLoad(Protocol):
+    """What the engine reports of itself."""
+
+    kv_blocks_total: int
+    kv_blocks_free: int
+    running: int
+    waiting: int
+    steps: int
+    integrity: bool
+    healthy: bool
+
+
+class EngineFace(Protocol):
+    """The part of the engine (or another backend) that serving needs."""
+
+    def submit(self, request: Generate, emit: Callable[..., None]) -> Nack | None:
+        """Take a request, or say why not. `emit` is called on the engine's thread."""
+
+    def abort(self, request_id: str, attempt: int) -> bool:
+        """Whether there was such an attempt to end."""
+
+    def load(self) -> EngineLoad:
+        """A snapshot."""
+
+
+class BodyTooLargeError(Exception):
+    """The request's body is over its bound."""
+
+
+class Server:
+    """The ASGI application. `engine` is None until the model is loaded."""
+
+    def __init__(
+        self,
+        *,
+        secret: bytes,
+        boot_id: str,
+        journal: Journal,
+        lifecycle: Lifecycle,
+        metrics: Metrics,
+        request_bytes_max: int,
+    ) -> None:
+        self.engine: EngineFace | None = None
+        self.boot_id = boot_id
+        self.attempts = Attempts(journal)
+        self.journal = journal
+        self.lifecycle = lifecycle
+        self.metrics = metrics
+        self._secret = secret
+        self._request_bytes_max = request_bytes_max
+        self._load_seq = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Route one request."""
+        if scope["type"] != "http":
+            return
+        method, path = scope["method"], scope["path"]
+        match method, path.split("/")[1:]:
+            case "GET", ["health", "live"]:
+                await _answer(send, 200, {"status": "live"})
+            case "GET", ["health", "ready"]:
+                await self._ready(send)
+            case "GET", ["metrics"]:
+                await self._metrics(send)
+            case _ if not self._authorised(scope):
+                await _answer(send, 401, {"error": "a valid internal token is needed"})
+            case "GET", ["load"]:
+                await self._load(send)
+            case "POST", ["generate"]:
+                await self._generate(receive, send)
+            case "POST", ["abort", attempt]:
+                await self._abort(attempt, send)
+            case _:
+                await _answer(send, 404, {"error": f"no {method} {path} here"})
+
+    def load(self) -> Load:
+        """The next report; its sequence number rises."""
+        self._load_seq += 1
+        if self.engine is None:
+            return Load(
+                boot_id=self.boot_id,
+                seq=self._load_seq,
+                kv_blocks_total=0,
+                kv_blocks_free=0,
+                running=0,
+                waiting=0,
+            )
+        now = self.engine.load()
+        return Load(
+            boot_id=self.boot_id,
+            seq=self._load_seq,
+            kv_blocks_total=now.kv_blocks_total,
+            kv_blocks_free=now.kv_blocks_free,
+            running=now.running,
+            waiting=now.waiting,
+            placed_seq=self.attempts.placed_seq,
+        )
+
+    def _authorised(self, scope: Scope) -> bool:
+        headers = dict(scope["headers"])
+        token = headers.get(b"authorization", b"").decode("latin-1").removeprefix("Bearer ")
+        subject = internal_token.verify(self._secret, token, audience=AUDIENCE, now_ms=wall_ms())
+        return subject is not None
+
+    async def _ready(self, send: Send) -> None:
+        healthy = self.engine is not None and self.engine.load().healthy
+        ready = self.lifecycle.takes_work and healthy
+        body = {"ready": ready, "state": self.lifecycle.state, "engine_healthy": healthy}
+        await _answer(send, 200 if ready else 503, body)
+
+    async def _load(self, send: Send) -> None:
+        report = self.load()
+        engine = self.engine.load() if self.engine is not None else None
+        body = {
+            **{name: getattr(report, name) for name in report.__struct_fields__},
+            "state": self.lifecycle.state,
+            "attempts": len(self.attempts),
+            "integrity": engine.integrity if engine else True,
+            "steps": engine.steps if engine else 0,
+            "journal_unacked": self.journal.unacked,
+        }
+        await _answer(send, 200, body)
+
+    async def _metrics(self, send: Send) -> None:
+        metrics = self.metrics
+        if self.engine is not None:
+            now = self.engine.load()
+            metrics.kv_blocks.labels("free").set(now.kv_blocks_free)
+            metrics.kv_blocks.labels("used").set(now.kv_blocks_total - now.kv_blocks_free)
+            metrics.sequences.labels("running").set(now.running)
+            metrics.sequences.labels("waiting").set(now.waiting)
+            metrics.steps.set(now.steps)
+        metrics.journal_unacked.set(self.journal.unacked)
+        await _send(send, 200, b"text/plain; version=0.0.4; charset=utf-8", metrics.text())
+
+    async def _abort(self, attempt: str, send: Send) -> None:
+        request_id, _, number = attempt.rpartition(":")
+        if not request_id or not number.isdigit() or self.engine is None:
+            await _answer(send, 404, {"aborted": False})
+            return
+        await _answer(send, 200, {"aborted": self.engine.abort(request_id, int(number))})
+
+    async def _generate(self, receive: Receive, send: Send) -> None:
+        try:
+            request = decode_generate(await _body(receive, self._request_bytes_max))
+        except ProtocolError as error:
+            await _answer(send, 400, {"error": f"not a Generate message: {error}"})
+            return
+        except BodyTooLargeError:
+            await _answer(send, 413, {"error": "the request is over request_bytes_max"})
+            return
+        opened = self._open(request)
+        await send(
+            {
+                "type": "http.response.start",
+                "status": 200,
+                "headers": [(b"content-type", FRAMES), (b"cache-control", b"no-store")],
+            }
+        )
+        if isinstance(opened, Nack):
+            self.metrics.refused.labels(opened.reason).inc()
+            await _send_frames(send, [opened, self.load()], more=False)
+            return
+        await self._stream(opened, receive, send)
+
+    def _open(self, request: Generate) -> Attempt | Nack:
+        if self.engine is None or self.lifecycle.state is not ReplicaState.READY:
+            return Nack(reason="draining")
+        engine = self.engine
+        return self.attempts.open(request, lambda message, to: engine.submit(message, to.emit))
+
+    async def _stream(self, attempt: Attempt, receive: Receive, send: Send) -> None:
+        """Send frames as they come; a peer that leaves aborts the attempt."""
+        watcher = asyncio.create_task(self._abort_when_gone(attempt.key, receive))
+        told_load_at = 0.0
+        clock = asyncio.get_running_loop().time
+        try:
+            while True:
+                frames = await attempt.next_frames()
+                last = frames[-1]
+                ended = isinstance(last, Finished | Failed)
+                if ended or clock() - told_load_at >= LOAD_INTERVAL_S:
+                    frames.insert(-1 if ended else len(frames), self.load())
+                    told_load_at = clock()
+                await _send_frames(send, frames, more=not ended)
+                if ended:
+                    self._count(last)
+                    return
+        finally:
+            watcher.cancel()
+            self._end(attempt.key)
+
+    async def _abort_when_gone(self, key: Key, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._end(key)
+
+    def _end(self, key: Key) -> None:
+        # Ending an attempt that has ended is nothing.
+        if self.engine is not None:
+            self.engine.abort(*key)
+
+    def _count(self, last: Frame) -> None:
+        match last:
+            case Finished(cause=cause, usage=usage):
+                self._count_usage(cause, usage)
+            case Failed(usage=usage):
+                self._count_usage("failed", usage)
+            case _:
+                pass
+
+    def _count_usage(self, end: str, usage: Usage) -> None:
+        self.metrics.attempts.labels(end).inc()
+        self.metrics.prompt_tokens.inc(usage.prompt_tokens)
+        self.metrics.cached_tokens.inc(usage.cached_tokens)
+        self.metrics.output_tokens.inc(usage.output_tokens)
+
+
+async def _body(receive: Receive, bytes_max: int) -> bytes:
+    body = bytearray()
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ProtocolError("the peer left before the body was whole")
+        body += message.get("body", b"")
+        if len(body) > bytes_max:
+            raise BodyTooLargeError
+        more = message.get("more_body", False)
+    return bytes(body)
+
+
+async def _send_frames(send: Send, frames: list[Frame], *, more: bool) -> None:
+    data = b"".join(encode_frame(frame) for frame in frames)
+    await send({"type": "http.response.body", "body": data, "more_body": more})
+
+
+async def _answer(send: Send, status: int, body: dict[str, Any]) -> None:
+    await _send(send, status, b"application/json", json.dumps(body).encode())
+
+
+async def _send(send: Send, status: int, content_type: bytes, body: bytes) -> None:
+    headers = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
