@@ -1,0 +1,29 @@
+"""Brings a database up to the newest schema, and says whether the two agree.
+
+Synchronous, for a command line or the start of a test: `alembic upgrade head` as a function.
+Safe to run twice at once: `migrations/env.py` holds an advisory lock.
+"""
+
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+
+MIGRATIONS = Path(__file__).parent.parent / "migrations"
+
+
+def upgrade(database_url: str, revision: str = "head") -> None:
+    """Run the migrations that `database_url` has not seen, each in its own transaction."""
+    command.upgrade(_config(database_url), revision)
+
+
+def check(database_url: str) -> None:
+    """Raises alembic.util.CommandError when the database and `store.schema` differ."""
+    command.check(_config(database_url))
+
+
+def _config(database_url: str) -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    config.attributes["database_url"] = database_url
+    return config

@@ -1,0 +1,142 @@
+"""Connections to Postgres: a pool, the one place that commits, and every bound on waiting.
+
+`transaction()` is a read-write transaction that commits when its block ends. `connection()`
+is for reads: sessions are read-only outside `transaction()`, so a stray write there fails in
+the database. Whatever goes wrong in operation, rather than in our code, is StoreAwayError:
+away, restarting, out of connections, too slow, deadlocked.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, TypeAlias
+
+import msgspec
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg_pool import AsyncConnectionPool
+
+Connection: TypeAlias = psycopg.AsyncConnection[tuple[Any, ...]]
+
+
+class StoreAwayError(Exception):
+    """Postgres could not be reached, or did not answer within its bound. Try again later."""
+
+
+class PostgresConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Where Postgres is, and how long anything may wait for it."""
+
+    database_url: str
+    application_name: str
+    connections_max: int = 8
+    connections_min: int = 1
+    acquire_timeout_s: float = 5.0  # for a free connection
+    connect_timeout_s: int = 3
+    statement_timeout_ms: int = 5_000
+    lock_timeout_ms: int = 2_000
+    transaction_timeout_s: float = 15.0  # a whole `transaction()` or `connection()` block
+
+
+class Postgres:
+    """A pool. Connections are checked when taken, so that one that died is never handed out."""
+
+    def __init__(self, config: PostgresConfig) -> None:
+        self._config = config
+        self.pool: AsyncConnectionPool[Connection] = AsyncConnectionPool(
+            conninfo(config, read_only=True),
+            connection_class=psycopg.AsyncConnection[tuple[Any, ...]],
+            kwargs={"autocommit": True},
+            min_size=config.connections_min,
+            max_size=config.connections_max,
+            timeout=config.acquire_timeout_s,
+            configure=_write_in_transactions,
+            check=AsyncConnectionPool.check_connection,
+            open=False,
+            name=config.application_name,
+        )
+
+    @classmethod
+    async def open(cls, config: PostgresConfig) -> "Postgres":
+        """Open without waiting for Postgres to be there: the first use waits, bounded."""
+        postgres = cls(config)
+        await postgres.pool.open()
+        return postgres
+
+    async def close(self) -> None:
+        """Close every connection. Blocks still open fail with StoreAwayError."""
+        await self.pool.close(timeout=self._config.connect_timeout_s)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Connection]:
+        """Read and write; commits at the end of the block, rolls back when it raises.
+
+        Raises:
+            StoreAwayError: Whether the transaction committed is then unknown.
+        """
+        async with self.connection() as conn, conn.transaction():
+            yield conn
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        """Read only; each statement sees the database as it is when it starts.
+
+        Raises:
+            StoreAwayError: Nothing could be read.
+        """
+        clock = asyncio.timeout(self._config.transaction_timeout_s)
+        try:
+            async with clock, self.pool.connection() as conn:
+                yield conn
+        except TimeoutError as error:
+            if not clock.expired():
+                raise  # the caller's own
+            raise StoreAwayError("Postgres did not answer in time") from error
+        except psycopg.OperationalError as error:
+            raise StoreAwayError(str(error)) from error
+
+
+async def connect(config: PostgresConfig, *, options: dict[str, str] | None = None) -> Connection:
+    """A read-write connection of its own, each statement one transaction; `options` are settings.
+
+    Raises:
+        StoreAwayError: There was none within `connect_timeout_s`.
+    """
+    try:
+        async with asyncio.timeout(config.connect_timeout_s):
+            return await psycopg.AsyncConnection.connect(
+                conninfo(config, read_only=False, options=options or {}), autocommit=True
+            )
+    except (TimeoutError, psycopg.OperationalError) as error:
+        raise StoreAwayError(str(error)) from error
+
+
+def conninfo(
+    config: PostgresConfig, *, read_only: bool, options: dict[str, str] | None = None
+) -> str:
+    """The connection string, with every bound set on the session itself."""
+    settings = {
+        "statement_timeout": str(config.statement_timeout_ms),
+        "lock_timeout": str(config.lock_timeout_ms),
+        "idle_in_transaction_session_timeout": str(int(config.transaction_timeout_s * 1000)),
+        # A custom plan costs more than it saves on statements that all go by key.
+        "plan_cache_mode": "force_generic_plan",
+        "default_transaction_read_only": "on" if read_only else "off",
+        **(options or {}),
+    }
+    given = conninfo_to_dict(config.database_url).get("options") or ""
+    ours = " ".join(f"-c {name}={value}" for name, value in settings.items())
+    return make_conninfo(
+        config.database_url,
+        application_name=config.application_name,
+        connect_timeout=config.connect_timeout_s,
+        options=f"{given} {ours}".strip(),
+        # A peer that vanished without a word is noticed within about ten seconds.
+        keepalives_idle=5,
+        keepalives_interval=2,
+        keepalives_count=3,
+        tcp_user_timeout=10_000,
+    )
+
+
+async def _write_in_transactions(conn: Connection) -> None:
+    await conn.set_read_only(False)  # `BEGIN READ WRITE`: overrides the session's default
