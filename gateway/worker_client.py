@@ -16,7 +16,7 @@ import msgspec
 from core.internal_token import sign
 from core.protocol import Frame, Generate, encode_generate
 from gateway.worker_connection import (
-    Answer,
+    HTTP_OK,
     ConnectFailedError,
     CutError,
     WorkerConnection,
@@ -135,11 +135,11 @@ class WorkerClient:
         kept = self._take_idle(address)
         if kept is not None:
             try:
-                return await _accepted(kept.send(request))
+                return await kept.send(request).outcome() == HTTP_OK
             except CutError:
                 pass  # it had gone stale, and an abort must not be lost to that
         connection = await self._connect(address)
-        return await _accepted(connection.send(request))
+        return await connection.send(request).outcome() == HTTP_OK
 
     async def _connect(self, address: tuple[str, int]) -> WorkerConnection:
         loop = asyncio.get_running_loop()
@@ -200,14 +200,6 @@ class WorkerClient:
                 expires_ms=self._token_expires_ms,
             )
         return self._token
-
-
-async def _accepted(answer: Answer) -> bool:
-    try:
-        await answer.wait_complete()
-    except WorkerRefusedError:
-        return False
-    return True
 
 
 def _address(url: str) -> tuple[str, int]:

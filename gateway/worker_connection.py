@@ -66,6 +66,7 @@ class Answer:
         self._waiter: asyncio.Future[None] | None = None
         self._error: Exception | None = None
         self._started = False
+        self.status = 0
         self.ended = False  # the terminal frame arrived
         self.complete = False  # the HTTP message is over
         self.on_drained: Callable[[], None] | None = None
@@ -83,12 +84,13 @@ class Answer:
             self.on_drained()
         return frames
 
-    async def wait_complete(self) -> None:
-        """Until the HTTP message is over, whatever it holds."""
-        while not self.complete:
-            if self._error is not None:
-                raise self._error
+    async def outcome(self) -> int:
+        """The HTTP status, for an answer that carries no frames. Raises CutError."""
+        while not self.complete and self._error is None:
             await self._wait()
+        if isinstance(self._error, CutError) and not self.complete:
+            raise self._error
+        return self.status
 
     @property
     def lagging(self) -> bool:
@@ -172,7 +174,6 @@ class WorkerConnection(asyncio.Protocol):
         self._active_s = 0.0
         self._paused = False
         self._answered = False
-        self._status = 0
         self._carries_frames = False
         self._keep_alive = False
         self._other_bytes = 0
@@ -249,16 +250,16 @@ class WorkerConnection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         """The response head is over."""
         assert self._answer is not None
-        self._status = self._parser.get_status_code()
+        self._answer.status = self._parser.get_status_code()
         self._keep_alive = self._parser.should_keep_alive()
-        if self._status != HTTP_OK:
-            self._answer.fail(WorkerRefusedError(self._status))
+        if self._answer.status != HTTP_OK:
+            self._answer.fail(WorkerRefusedError(self._answer.status))
         self._expect("first frame", self._limits.first_frame_s)
 
     def on_body(self, body: bytes) -> None:
         """Some of the response body."""
         assert self._answer is not None
-        if self._carries_frames and self._status == HTTP_OK:
+        if self._carries_frames and self._answer.status == HTTP_OK:
             self._answer.feed(body)
             self._expect("next frame", self._limits.idle_s)
             return
