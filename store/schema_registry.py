@@ -1,0 +1,162 @@
+"""The control plane's tables as SQLAlchemy Core describes them: tenants, registry, fleet, audit.
+
+Importing this adds them to `store.schema.metadata`. Triggers are in the migrations.
+"""
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    DateTime,
+    ForeignKey,
+    Identity,
+    Index,
+    Integer,
+    LargeBinary,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+
+from store.schema import metadata
+
+_TIME = DateTime(timezone=True)
+
+change_clock = Table(
+    "change_clock",
+    metadata,
+    Column("stream", Text, primary_key=True),
+    Column("value", BigInteger, nullable=False),
+    CheckConstraint("stream IN ('tenancy', 'routing')", name="stream"),
+)
+
+tenants = Table(
+    "tenants",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("salt", LargeBinary, nullable=False),
+    Column("requests_per_min", BigInteger, nullable=False, server_default="0"),
+    Column("input_tokens_per_min", BigInteger, nullable=False, server_default="0"),
+    Column("output_tokens_per_min", BigInteger, nullable=False, server_default="0"),
+    Column("concurrency", BigInteger, nullable=False, server_default="0"),
+    Column("weight", Integer, nullable=False, server_default="1"),
+    Column("disabled", Boolean, nullable=False, server_default="false"),
+    Column("version", BigInteger, nullable=False),
+    Column("created_at", _TIME, nullable=False, server_default="now()"),
+    Column("updated_at", _TIME, nullable=False, server_default="now()"),
+    UniqueConstraint("name"),
+    CheckConstraint("octet_length(salt) = 16", name="salt"),
+    Index(None, "version"),
+)
+
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("tenant_id", Text, ForeignKey("tenants.id"), nullable=False),
+    Column("name", Text, nullable=False),
+    Column("public", Text, nullable=False),
+    Column("digest", LargeBinary, nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Column("created_at", _TIME, nullable=False, server_default="now()"),
+    Column("revoked_at", _TIME),
+    UniqueConstraint("digest"),
+    CheckConstraint("octet_length(digest) = 32", name="digest"),
+    Index(None, "version"),
+    Index(None, "tenant_id"),
+)
+
+models = Table(
+    "models",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("family", Text, nullable=False),
+    Column("created_at", _TIME, nullable=False, server_default="now()"),
+)
+
+model_versions = Table(
+    "model_versions",
+    metadata,
+    Column("version", Text, primary_key=True),
+    Column("model", Text, ForeignKey("models.name"), nullable=False),
+    Column("context_tokens", Integer, nullable=False),
+    Column("manifest", JSONB, nullable=False),
+    Column("state", Text, nullable=False, server_default="staged"),
+    Column("created_at", _TIME, nullable=False, server_default="now()"),
+    CheckConstraint("state IN ('staged', 'ready', 'retired')", name="state"),
+    Index(None, "model"),
+)
+
+deployments = Table(
+    "deployments",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("version", Text, ForeignKey("model_versions.version"), nullable=False),
+    Column("region", Text, nullable=False),
+    Column("desired_state", Text, nullable=False, server_default="running"),
+    Column("created_at", _TIME, nullable=False, server_default="now()"),
+    CheckConstraint("desired_state IN ('running', 'draining')", name="desired_state"),
+    Index(None, "version"),
+)
+
+routes = Table(
+    "routes",
+    metadata,
+    Column("model", Text, primary_key=True),
+    Column("deployment", Text, ForeignKey("deployments.name"), nullable=False),
+    Column("max_output_tokens", Integer, nullable=False, server_default="0"),
+    Column("version", BigInteger, nullable=False),
+    Column("created_at", _TIME, nullable=False, server_default="now()"),
+    Column("updated_at", _TIME, nullable=False, server_default="now()"),
+    Index(None, "deployment"),
+)
+
+replicas = Table(
+    "replicas",
+    metadata,
+    Column("replica_id", Text, primary_key=True),
+    Column("boot_id", Text, nullable=False),
+    Column("url", Text, nullable=False),
+    Column("deployment", Text, ForeignKey("deployments.name"), nullable=False),
+    Column("region", Text, nullable=False),
+    Column("version", Text, ForeignKey("model_versions.version"), nullable=False),
+    Column("backend", Text, nullable=False),
+    Column("can_resume", Boolean, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("kv_blocks", Integer, nullable=False),
+    Column("block_tokens", Integer, nullable=False),
+    Column("context_tokens", Integer, nullable=False),
+    Column("sequences", Integer, nullable=False),
+    Column("beat_seq", BigInteger, nullable=False, server_default="0"),
+    Column("last_beat_at", _TIME, nullable=False),
+    Column("kv_blocks_free", Integer, nullable=False),
+    Column("running", Integer, nullable=False, server_default="0"),
+    Column("waiting", Integer, nullable=False, server_default="0"),
+    Column("steps", BigInteger, nullable=False, server_default="0"),
+    Column("registered_at", _TIME, nullable=False),
+    Index(None, "deployment"),
+)
+
+journal_positions = Table(
+    "journal_positions",
+    metadata,
+    Column("boot_id", Text, primary_key=True),
+    Column("replica_id", Text, nullable=False),
+    Column("acked", BigInteger, nullable=False, server_default="0"),
+    Column("updated_at", _TIME, nullable=False, server_default="now()"),
+)
+
+audit_log = Table(
+    "audit_log",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("at", _TIME, nullable=False, server_default="now()"),
+    Column("actor", Text, nullable=False),
+    Column("action", Text, nullable=False),
+    Column("subject", Text, nullable=False),
+    Column("detail", JSONB, nullable=False),
+    Index(None, "subject"),
+)
