@@ -71,6 +71,25 @@ class EmbeddedPostgres(msgspec.Struct, frozen=True, kw_only=True):
         if not self._password_file.exists():
             self._initdb(user)
 
+    def create_database(self) -> None:
+        """Make the stack's database unless it is there. The server must be running.
+
+        Raises PostgresError.
+        """
+        done = subprocess.run(  # noqa: S603 - our own binary and arguments
+            [
+                *(str(binaries() / "createdb"), "-h", "127.0.0.1", "-p", str(self.port)),
+                *("-U", ROLE, "--maintenance-db=postgres", DATABASE),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=INITDB_TIMEOUT_S,
+            env={"PGPASSWORD": self._password_file.read_text().strip(), "LC_ALL": "C.UTF-8"},
+        )
+        if done.returncode != 0 and "already exists" not in done.stderr:
+            raise PostgresError(done.stderr.strip())
+
     def spec(self) -> ProcessSpec:
         """SIGINT is Postgres's fast shutdown: it ends sessions and loses nothing."""
         user = _unprivileged()

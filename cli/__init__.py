@@ -1,0 +1,1 @@
+"""`headworks`: the operator's and tenant's command. Each subcommand is a module."""

@@ -1,0 +1,60 @@
+"""`headworks models`: pull a model version into the store, list what is there."""
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+
+from artifacts.errors import ArtifactError
+from artifacts.manifest import Manifest
+from artifacts.pull import Progress, pull
+from artifacts.store import ModelStore
+from cli.output import Output
+from cli.place import add_data_option, complain, layout_of
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """`pull SPEC` and `list`."""
+    parser = commands.add_parser("models", help="pull and list model versions")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    pulling = actions.add_parser("pull", help="a known name, a directory, or hf:org/name[@rev]")
+    add_data_option(pulling)
+    pulling.add_argument("spec")
+    pulling.set_defaults(run=run_pull)
+    listing = actions.add_parser("list", help="versions in the store")
+    add_data_option(listing)
+    listing.set_defaults(run=run_list)
+
+
+def run_pull(arguments: argparse.Namespace, _environ: Mapping[str, str]) -> int:
+    """Prints the version hash."""
+    try:
+        manifest = pull_with_progress(arguments.spec, layout_of(arguments).models, Output())
+    except (ArtifactError, OSError) as error:
+        complain(str(error))
+        return 1
+    print(f"{manifest.name} {manifest.version}")
+    return 0
+
+
+def run_list(arguments: argparse.Namespace, _environ: Mapping[str, str]) -> int:
+    """One line for each version."""
+    for manifest in ModelStore(layout_of(arguments).models).versions():
+        size = sum(entry.bytes for entry in manifest.files) / 1024**2
+        print(f"{manifest.name}  {manifest.version}  {manifest.format}  {size:.0f} MiB")
+    return 0
+
+
+def pull_with_progress(spec: str, root: Path, output: Output) -> Manifest:
+    """Pull, unless the store has it, with a bar. Raises ArtifactError."""
+    with output.progress() as bar:
+        task = bar.add_task("model", total=None)
+
+        def report(progress: Progress) -> None:
+            bar.update(
+                task,
+                description=progress.stage,
+                completed=progress.bytes_done,
+                total=progress.bytes_total,
+            )
+
+        return pull(spec, ModelStore(root), report)

@@ -1,0 +1,94 @@
+"""The command lines and environments of our own processes."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from local.layout import Layout
+from local.options import Options
+from local.process import ProcessSpec
+from local.secrets import Secrets
+
+ROOT = Path(__file__).parents[1]
+# A worker on two cores keeps one for everything else to breathe.
+DRAIN_TIMEOUT_S = 15.0
+
+
+class Specs:
+    """Specs for one stack. `environ` is passed through, so HEADWORKS_* may tune a process."""
+
+    def __init__(
+        self,
+        options: Options,
+        secrets: Secrets,
+        environ: Mapping[str, str],
+        *,
+        database_url: str,
+        redis_url: str,
+    ) -> None:
+        self._options = options
+        self._layout = Layout(options.data)
+        self._shared = {
+            "HEADWORKS_INTERNAL_SECRET": secrets.internal_secret,
+            "HEADWORKS_REGION": "local",
+            "HEADWORKS_MODELS_DIR": str(self._layout.models),
+            "HEADWORKS_LEASE_MS": str(options.lease_ms),
+            **environ,
+            "PYTHONUNBUFFERED": "1",
+        }
+        self._stores = {
+            "HEADWORKS_DATABASE_URL": database_url,
+            "HEADWORKS_REDIS_URL": redis_url,
+            "HEADWORKS_KEY_PEPPER": secrets.key_pepper,
+        }
+        self._admin_token = secrets.admin_token
+
+    @property
+    def control_plane_url(self) -> str:
+        """Where operators and workers reach it."""
+        return f"http://{self._options.host}:{self._options.control_plane_port}"
+
+    def control_plane(self) -> ProcessSpec:
+        """The one control plane."""
+        own = {
+            "HEADWORKS_ADMIN_TOKEN": self._admin_token,
+            "HEADWORKS_CONTROL_PLANE_HOST": self._options.host,
+            "HEADWORKS_CONTROL_PLANE_PORT": str(self._options.control_plane_port),
+        }
+        return self._spec("control-plane", "control_plane", {**self._stores, **own})
+
+    def gateway(self, index: int) -> ProcessSpec:
+        """One of the gateways; they share the spool directory, each with a file of its own."""
+        own = {
+            "HEADWORKS_GATEWAY_HOST": self._options.host,
+            "HEADWORKS_GATEWAY_PORT": str(self._options.gateway_ports[index]),
+            "HEADWORKS_SPOOL_DIR": str(self._layout.spool),
+        }
+        return self._spec(_numbered("gateway", index), "gateway", {**self._stores, **own})
+
+    def worker(self, index: int, *, deployment: str, version: str) -> ProcessSpec:
+        """One worker: no database, no Valkey."""
+        replica = f"local-{index}"
+        own = {
+            "HEADWORKS_CONTROL_PLANE_URL": self.control_plane_url,
+            "HEADWORKS_DEPLOYMENT": deployment,
+            "HEADWORKS_REPLICA_ID": replica,
+            "HEADWORKS_MODEL_VERSION": version,
+            "HEADWORKS_JOURNAL_DIR": str(self._layout.journal(replica)),
+            "HEADWORKS_WORKER_HOST": self._options.host,
+            "HEADWORKS_WORKER_PORT": str(self._options.worker_ports[index]),
+        }
+        return self._spec(_numbered("worker", index), "worker", own)
+
+    def _spec(self, name: str, module: str, own: Mapping[str, str]) -> ProcessSpec:
+        return ProcessSpec(
+            name=name,
+            argv=(sys.executable, "-m", module),
+            cwd=ROOT,
+            env={**self._shared, **own},
+            stop_timeout_s=DRAIN_TIMEOUT_S,
+        )
+
+
+def _numbered(name: str, index: int) -> str:
+    return name if index == 0 else f"{name}-{index + 1}"

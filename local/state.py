@@ -1,0 +1,88 @@
+"""What a supervisor says of itself, so that other commands can find and judge it.
+
+The lock tells whether one lives: the kernel releases it however the holder ends, so a killed
+run leaves nothing stale. The state file is only read while the lock is held.
+"""
+
+import fcntl
+import os
+from enum import StrEnum
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from local.layout import Layout
+
+
+class ProcessState(StrEnum):
+    """Of one supervised process."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    BACKOFF = "backoff"
+    STOPPED = "stopped"
+
+
+class ProcessReport(msgspec.Struct, kw_only=True):
+    """One process as the supervisor sees it."""
+
+    state: ProcessState
+    pid: int | None = None
+    restarts: int = 0
+    last_exit: int | None = None
+
+
+class StackState(msgspec.Struct, kw_only=True):
+    """The state file. `phase` is starting, up, stopping or failed."""
+
+    supervisor_pid: int
+    phase: str
+    gateway_urls: list[str]
+    control_plane_url: str
+    worker_urls: list[str]
+    database_url: str
+    redis_url: str
+    processes: dict[str, ProcessReport] = {}
+    failure: str = ""
+
+
+class AlreadyRunningError(Exception):
+    """Another supervisor holds this data directory."""
+
+
+def take_lock(layout: Layout) -> IO[str]:
+    """Hold the data directory until the file is closed. Raises AlreadyRunningError."""
+    layout.lock.parent.mkdir(parents=True, exist_ok=True)
+    file = layout.lock.open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise AlreadyRunningError(str(layout.root)) from error
+    return file
+
+
+def is_running(layout: Layout) -> bool:
+    """Whether a supervisor holds this data directory."""
+    try:
+        take_lock(layout).close()
+    except AlreadyRunningError:
+        return True
+    return False
+
+
+def read_state(layout: Layout) -> StackState | None:
+    """The live supervisor's last word, or None when there is no supervisor."""
+    if not layout.state.exists() or not is_running(layout):
+        return None
+    return msgspec.json.decode(layout.state.read_bytes(), type=StackState)
+
+
+def write_state(path: Path, state: StackState) -> None:
+    """Replace the state file in one step. It holds passwords, so it is its owner's alone."""
+    temporary = path.with_suffix(".new")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(state)))
+    temporary.replace(path)
