@@ -1,0 +1,62 @@
+"""Whole answers, for callers that do not stream, and the parts that streams share with them."""
+
+from typing import Any
+
+import msgspec
+
+from core.protocol import Usage
+from gateway.conversation import Answer, Conversation, Finish
+
+
+def message_json(answer: Answer, conversation: Conversation, *, request_id: str) -> bytes:
+    """The body of a `message`. An empty answer has no content block, as in a stream."""
+    (choice,) = answer.choices
+    content = [{"type": "text", "text": choice.text, "citations": None}] if choice.text else []
+    return msgspec.json.encode(
+        {
+            **message_fields(conversation, request_id),
+            "content": content,
+            **stop_fields(choice.finish, choice.stop),
+            "usage": usage_fields(answer.usage),
+        }
+    )
+
+
+def count_tokens_json(tokens: int) -> bytes:
+    """The body of `count_tokens`."""
+    return msgspec.json.encode({"input_tokens": tokens})
+
+
+def message_fields(conversation: Conversation, request_id: str) -> dict[str, Any]:
+    """What names a message: `req_x` answers as `msg_x`."""
+    return {
+        "id": "msg_" + request_id.removeprefix("req_"),
+        "type": "message",
+        "role": "assistant",
+        "model": conversation.model,
+    }
+
+
+def stop_fields(finish: Finish, stop: str | None) -> dict[str, Any]:
+    """Why it stopped, and at which of the caller's stop sequences."""
+    return {"stop_reason": _stop_reason(finish, stop), "stop_sequence": stop}
+
+
+def usage_fields(usage: Usage) -> dict[str, Any]:
+    """Anthropic tells cached tokens beside `input_tokens`; the three inputs sum to ours."""
+    return {
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": usage.output_tokens,
+    }
+
+
+def _stop_reason(finish: Finish, stop: str | None) -> str:
+    match finish:
+        case "stop":
+            return "end_turn" if stop is None else "stop_sequence"
+        case "length":
+            return "max_tokens"
+        case "filtered":
+            return "refusal"

@@ -1,0 +1,92 @@
+"""Whole answers, for callers that do not stream, and the parts that streams share with them."""
+
+from typing import Any
+
+import msgspec
+
+from core.protocol import Usage
+from gateway.conversation import Answer, AnswerChoice, Conversation, Finish
+from gateway.openai.logprobs import CompletionLogprobs, chat_logprobs
+
+FINISH_REASONS: dict[Finish, str] = {
+    "stop": "stop",
+    "length": "length",
+    "filtered": "content_filter",
+}
+
+
+def chat_json(
+    answer: Answer, conversation: Conversation, *, request_id: str, created_ms: int
+) -> bytes:
+    """The body of a `chat.completion`."""
+    return msgspec.json.encode(
+        {
+            "id": chat_id(request_id),
+            "object": "chat.completion",
+            "created": created_ms // 1000,
+            "model": conversation.model,
+            "choices": [_chat_choice(choice) for choice in answer.choices],
+            "usage": usage_fields(answer.usage),
+        }
+    )
+
+
+def completion_json(
+    answer: Answer, conversation: Conversation, *, request_id: str, created_ms: int
+) -> bytes:
+    """The body of a `text_completion`."""
+    return msgspec.json.encode(
+        {
+            "id": completion_id(request_id),
+            "object": "text_completion",
+            "created": created_ms // 1000,
+            "model": conversation.model,
+            "choices": [_completion_choice(choice) for choice in answer.choices],
+            "usage": usage_fields(answer.usage),
+        }
+    )
+
+
+def chat_id(request_id: str) -> str:
+    """`req_x` -> `chatcmpl-x`: the answer's name leads back to the request."""
+    return "chatcmpl-" + request_id.removeprefix("req_")
+
+
+def completion_id(request_id: str) -> str:
+    """`req_x` -> `cmpl-x`."""
+    return "cmpl-" + request_id.removeprefix("req_")
+
+
+def usage_fields(usage: Usage) -> dict[str, Any]:
+    """OpenAI counts cached tokens inside `prompt_tokens`, as we do."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.output_tokens,
+        "total_tokens": usage.prompt_tokens + usage.output_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    }
+
+
+def _chat_choice(choice: AnswerChoice) -> dict[str, Any]:
+    return {
+        "index": choice.index,
+        "message": {
+            "role": "assistant",
+            "content": choice.text,
+            "refusal": None,
+            "annotations": [],
+        },
+        "logprobs": None if choice.chances is None else chat_logprobs(choice.chances),
+        "finish_reason": FINISH_REASONS[choice.finish],
+    }
+
+
+def _completion_choice(choice: AnswerChoice) -> dict[str, Any]:
+    chances = choice.chances
+    return {
+        "index": choice.index,
+        "text": choice.text,
+        "logprobs": None if chances is None else CompletionLogprobs().write(chances),
+        "finish_reason": FINISH_REASONS[choice.finish],
+    }

@@ -1,0 +1,132 @@
+"""`POST /v1/chat/completions`: a body into a `Conversation`.
+
+Text only, so far: tools, images, audio and structured output are refused by name, never
+ignored. A parameter we do not support is accepted at the value that changes nothing.
+Parameters that never change the answer (`metadata`, `safety_identifier`, …) are accepted.
+"""
+
+from core.errors import Code, refuse
+from gateway.conversation import Conversation, Role, Turn
+from gateway.fields import (
+    MESSAGES_MAX,
+    PARTS_MAX,
+    SHORT_TEXT_CHARS_MAX,
+    Fields,
+    bad,
+    read_object,
+)
+from gateway.openai.generation import DIALECT, INDEX, read_generation, refuse_unknown
+
+TOP_LOGPROBS_MAX = 20
+
+_ROLES: dict[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+}
+
+# Parameters we do not support, and the values of each that change nothing.
+_NEUTRAL: dict[str, tuple[object, ...]] = {
+    "audio": (),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "modalities": (["text"],),
+    "moderation": (),
+    "prediction": (),
+    "prompt_cache_options": ({},),
+    "prompt_cache_retention": ("in_memory",),
+    "reasoning_effort": ("none",),
+    "response_format": ({"type": "text"},),
+    "store": (False,),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+
+# The same within a message; an answer of ours, sent back as it came, passes.
+_MESSAGE_NEUTRAL: dict[str, tuple[object, ...]] = {
+    "annotations": ([],),
+    "audio": (),
+    "function_call": (),
+    "name": (),
+    "refusal": (),
+    "tool_call_id": (),
+    "tool_calls": ([],),
+}
+
+
+def parse_chat(body: bytes) -> Conversation:
+    """The request, or RefusedError naming the field at fault."""
+    fields = read_object(body, index=INDEX)
+    generation = read_generation(fields)
+    for name, accepted in _NEUTRAL.items():
+        fields.neutral(name, accepted)
+    conversation = Conversation(
+        dialect=DIALECT,
+        kind="chat",
+        turns=tuple(map(_turn, fields.objects("messages", count_max=MESSAGES_MAX))),
+        max_tokens=_max_tokens(fields),
+        logprobs=_logprobs(fields),
+        cache_key=fields.text("prompt_cache_key", chars_max=SHORT_TEXT_CHARS_MAX),
+        **generation,
+    )
+    fields.nested("metadata")
+    fields.text("safety_identifier", chars_max=SHORT_TEXT_CHARS_MAX)
+    fields.boolean("parallel_tool_calls")
+    refuse_unknown(fields)
+    return conversation
+
+
+def _turn(message: Fields) -> Turn:
+    role = message.required_text("role")
+    if role in ("tool", "function"):
+        path = message.at("role")
+        raise refuse(Code.UNSUPPORTED, f"{path}: tools are not supported here", param=path)
+    if role not in _ROLES:
+        raise bad(message.at("role"), f"must be one of {', '.join(_ROLES)}")
+    for name, accepted in _MESSAGE_NEUTRAL.items():
+        message.neutral(name, accepted)
+    turn = Turn(role=_ROLES[role], content=_content(message))
+    refuse_unknown(message)
+    return turn
+
+
+def _content(message: Fields) -> str:
+    content = message.text_or_objects("content", count_max=PARTS_MAX)
+    if content == "":
+        raise bad(message.at("content"), "must not be empty")
+    # Parts are separate pieces of text: glued together, words of two would become one.
+    return content if isinstance(content, str) else "\n".join(map(_part_text, content))
+
+
+def _part_text(part: Fields) -> str:
+    kind = part.required_text("type")
+    if kind != "text":
+        path = part.at("type")
+        raise refuse(Code.UNSUPPORTED, f"{path}: only text parts are supported here", param=path)
+    part.neutral("prompt_cache_breakpoint")
+    text = part.required_text("text")
+    refuse_unknown(part)
+    return text
+
+
+def _max_tokens(fields: Fields) -> int | None:
+    old = fields.integer("max_tokens", 1)
+    new = fields.integer("max_completion_tokens", 1)
+    if old is not None and new is not None and old != new:
+        raise refuse(
+            Code.BAD_REQUEST,
+            f"max_tokens ({old}) and max_completion_tokens ({new}) disagree: send one of them",
+            param="max_completion_tokens",
+        )
+    return old if new is None else new
+
+
+def _logprobs(fields: Fields) -> int | None:
+    wanted = fields.boolean("logprobs") or False
+    top = fields.integer("top_logprobs", 0, TOP_LOGPROBS_MAX)
+    if top is not None and not wanted:
+        raise bad("top_logprobs", "is only allowed when 'logprobs' is true")
+    return (top or 0) if wanted else None
