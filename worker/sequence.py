@@ -1,0 +1,116 @@
+"""One choice of one request, as the scheduler sees it: tokens, KV blocks, place in line.
+
+Not the text (that is `detokenize`) and not the request (that is `attempt`). Invariant:
+`num_computed` positions have valid KV in `blocks`, and at least one token always has not,
+because the next token can only be drawn from a position computed in a step.
+
+    tokens      ├──── prompt ────┼── resumed ──┼── new ──┤
+    KV          ├─── num_computed ───┤▒▒ remaining ▒▒▒▒▒▒┤
+"""
+
+import enum
+from typing import Final
+
+from core.protocol import Sampling, ServiceClass
+from worker.step import Draw
+
+RANKS: Final[dict[ServiceClass, int]] = {"interactive": 0, "standard": 1, "batch": 2}
+
+
+class State(enum.Enum):
+    """Only RUNNING sequences hold KV blocks."""
+
+    FORKING = "forking"  # waits for its request's first sequence to compute the prompt
+    WAITING = "waiting"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+class Sequence:
+    """Mutable; owned by the scheduler once added.
+
+    `number` is the order of arrival, unique for the engine's life. `final_tokens` is the
+    length at which the answer is cut: by `max_tokens` or by the context.
+    """
+
+    __slots__ = (
+        "blocks", "cached_tokens", "choice", "deadline_ms", "final_tokens", "forks", "num_computed",
+        "num_prompt", "num_resumed", "number", "overdue", "rank", "request", "root", "sampling",
+        "state", "steps_waited", "tokens",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        number: int,
+        request: str,
+        choice: int,
+        prompt_ids: tuple[int, ...],
+        output_ids: tuple[int, ...],
+        sampling: Sampling,
+        root: bytes,
+        service_class: ServiceClass,
+        deadline_ms: int,
+        context_tokens: int,
+    ) -> None:
+        self.number = number
+        self.request = request
+        self.choice = choice
+        self.tokens = [*prompt_ids, *output_ids]
+        self.num_prompt = len(prompt_ids)
+        self.num_resumed = len(output_ids)
+        self.sampling = sampling
+        self.root = root
+        self.rank = RANKS[service_class]
+        self.deadline_ms = deadline_ms
+        self.final_tokens = min(self.num_prompt + sampling.max_tokens, context_tokens)
+        self.state = State.WAITING
+        self.blocks: list[int] = []
+        self.num_computed = 0
+        self.cached_tokens: int | None = None  # of the prompt, at the first admission
+        self.forks: list[Sequence] = []
+        self.steps_waited = 0
+        self.overdue = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt, resumed and new tokens."""
+        return len(self.tokens)
+
+    @property
+    def num_output(self) -> int:
+        """Tokens after the prompt, resumed ones included."""
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def num_new(self) -> int:
+        """Tokens this attempt produced."""
+        return len(self.tokens) - self.num_prompt - self.num_resumed
+
+    @property
+    def remaining(self) -> int:
+        """Tokens without KV: 1 for a decode, more for a prefill."""
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def priority(self) -> tuple[int, int]:
+        """Smaller goes first. One that waited too long is ranked with the first class."""
+        return (0 if self.overdue else self.rank, self.number)
+
+    @property
+    def positions_max(self) -> int:
+        """Most positions of KV it can ever need: its last token is never fed."""
+        return self.final_tokens - 1
+
+    def draw(self) -> Draw:
+        """How to choose the token after the last one."""
+        sampling = self.sampling
+        return Draw(
+            seed=sampling.seed,
+            choice=self.choice,
+            index=self.num_output,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            logprobs=sampling.logprobs,
+        )
