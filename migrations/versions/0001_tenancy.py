@@ -173,10 +173,4 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    op.execute(
-        """
-        DROP TABLE audit_log, journal_positions, replicas, routes, deployments, model_versions,
-                   models, api_keys, tenants, change_clock;
-        DROP FUNCTION refuse_change, keep_model_version;
-        """
-    )
+    raise RuntimeError("migrations only go forward: restore a backup instead")

@@ -1,0 +1,50 @@
+"""Who changed what: written in the transaction of the change, never altered (by trigger).
+
+`store.audit` is something else: it reads the live system's books.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from psycopg.types.json import Jsonb
+
+from store.postgres import Connection
+from store.queries import load
+from store.rows import struct_row
+
+FROM_NEWEST = 2**63 - 1
+
+_sql = load("audit_log")
+
+
+class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One change. `detail` never holds a secret."""
+
+    id: int
+    at_ms: int
+    actor: str
+    action: str
+    subject: str
+    detail: dict[str, Any]
+
+
+async def record(
+    conn: Connection, *, actor: str, action: str, subject: str, detail: Mapping[str, Any]
+) -> None:
+    """Append one line. `action` reads `tenant.create`; `subject` is the id that was changed."""
+    await conn.execute(
+        _sql["record"],
+        {"actor": actor, "action": action, "subject": subject, "detail": Jsonb(dict(detail))},
+    )
+
+
+async def audit_page(
+    conn: Connection, *, subject: str = "", before: int = FROM_NEWEST, limit: int
+) -> list[AuditRecord]:
+    """Newest first."""
+    async with conn.cursor(row_factory=struct_row(AuditRecord)) as cursor:
+        await cursor.execute(
+            _sql["audit_page"], {"subject": subject, "before": before, "limit": limit}
+        )
+        return await cursor.fetchall()

@@ -1,0 +1,79 @@
+-- name: create_tenant
+-- No row when the name is taken.
+INSERT INTO tenants (id, name, salt, requests_per_min, input_tokens_per_min,
+                     output_tokens_per_min, concurrency, weight, disabled, version)
+VALUES (:id, :name, :salt, :requests_per_min, :input_tokens_per_min,
+        :output_tokens_per_min, :concurrency, :weight, :disabled, :version)
+ON CONFLICT (name) DO NOTHING
+RETURNING id;
+
+-- name: tenant_by_id
+SELECT t.id, t.name, t.salt, t.requests_per_min, t.input_tokens_per_min,
+       t.output_tokens_per_min, t.concurrency, t.weight, t.disabled, t.version,
+       a.hard_cap_micro
+  FROM tenants t JOIN accounts a ON a.tenant_id = t.id
+ WHERE t.id = :id;
+
+-- name: tenant_id_by_name
+SELECT id FROM tenants WHERE name = :name;
+
+-- name: tenants_page
+-- In order of name, after :after; :name narrows to one where it is given.
+SELECT t.id, t.name, t.salt, t.requests_per_min, t.input_tokens_per_min,
+       t.output_tokens_per_min, t.concurrency, t.weight, t.disabled, t.version,
+       a.hard_cap_micro
+  FROM tenants t JOIN accounts a ON a.tenant_id = t.id
+ WHERE t.name > :after AND (:name = '' OR t.name = :name)
+ ORDER BY t.name
+ LIMIT :limit;
+
+-- name: lock_tenant
+SELECT id FROM tenants WHERE id = :id FOR UPDATE;
+
+-- name: update_tenant
+UPDATE tenants
+   SET requests_per_min = :requests_per_min, input_tokens_per_min = :input_tokens_per_min,
+       output_tokens_per_min = :output_tokens_per_min, concurrency = :concurrency,
+       weight = :weight, disabled = :disabled, version = :version, updated_at = now()
+ WHERE id = :id;
+
+-- name: tenants_changed_since
+SELECT t.id, t.name, t.salt, t.requests_per_min, t.input_tokens_per_min,
+       t.output_tokens_per_min, t.concurrency, t.weight, t.disabled, t.version,
+       a.hard_cap_micro
+  FROM tenants t JOIN accounts a ON a.tenant_id = t.id
+ WHERE t.version > :since
+ ORDER BY t.version
+ LIMIT :limit;
+
+-- name: create_key
+INSERT INTO api_keys (id, tenant_id, name, public, digest, version)
+VALUES (:id, :tenant_id, :name, :public, :digest, :version);
+
+-- name: key_by_id
+SELECT id, tenant_id, name, revoked_at IS NOT NULL AS revoked, version
+  FROM api_keys WHERE id = :id;
+
+-- name: key_by_digest
+SELECT id, tenant_id, name, revoked_at IS NOT NULL AS revoked, version
+  FROM api_keys WHERE digest = :digest;
+
+-- name: keys_of_tenant
+SELECT id, tenant_id, name, public, version,
+       CAST(floor(extract(epoch FROM created_at) * 1000) AS bigint) AS created_ms,
+       CAST(floor(extract(epoch FROM revoked_at) * 1000) AS bigint) AS revoked_ms
+  FROM api_keys
+ WHERE tenant_id = :tenant_id AND id > :after
+ ORDER BY id
+ LIMIT :limit;
+
+-- name: revoke_key
+-- Revoking twice keeps the first time.
+UPDATE api_keys SET revoked_at = coalesce(revoked_at, now()), version = :version WHERE id = :id;
+
+-- name: keys_changed_since
+SELECT id, tenant_id, name, revoked_at IS NOT NULL AS revoked, version
+  FROM api_keys
+ WHERE version > :since
+ ORDER BY version
+ LIMIT :limit;
