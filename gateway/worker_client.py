@@ -111,7 +111,7 @@ class WorkerClient:
         )
 
     async def abort(self, url: str, request_id: str, attempt: int) -> bool:
-        """Ask the worker to end an attempt; whether it knew it. Raises nothing."""
+        """Ask the worker to end an attempt; whether it heard. Raises nothing."""
         address = _address(url)
         request = self._request(address, f"/abort/{request_id}:{attempt}", b"")
         try:
@@ -154,6 +154,9 @@ class WorkerClient:
                 await loop.create_connection(lambda: connection, *address)
         except (OSError, TimeoutError) as error:
             raise ConnectFailedError(str(error) or type(error).__name__) from error
+        except asyncio.CancelledError:
+            connection.abort()  # it may have been made while we were being cancelled
+            raise
         self._open.add(connection)
         return connection
 

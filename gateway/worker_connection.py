@@ -7,12 +7,22 @@ frame or in an error, never in silence.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import httptools
 import msgspec
 
-from core.protocol import Failed, Finished, Frame, FrameReader, Nack, ProtocolError, Started, Tokens
+from core.protocol import (
+    Failed,
+    Finished,
+    Frame,
+    FrameReader,
+    Load,
+    Nack,
+    ProtocolError,
+    Started,
+    Tokens,
+)
 
 FRAMES_CONTENT_TYPE = b"application/x-headworks-frames"
 OTHER_BODY_BYTES_MAX = 65_536  # of an answer that is not frames, read only to keep the connection
@@ -99,7 +109,8 @@ class Answer:
 
     def feed(self, data: bytes) -> None:
         """Take body bytes. Raises ProtocolError on a broken or misplaced frame."""
-        self._accept(self._reader.feed(data))
+        for frame in self._reader.feed(data):
+            self._accept(frame)
         self._wake()
 
     def finish(self) -> None:
@@ -116,27 +127,23 @@ class Answer:
             self._error = error
         self._wake()
 
-    def _accept(self, frames: Iterable[Frame]) -> None:
-        for frame in frames:
-            if self.ended:
-                raise ProtocolError("a frame follows the terminal frame")
-            match frame:
-                case Started():
-                    if self._started:
-                        raise ProtocolError("an attempt starts once")
-                    self._started = True
-                case Tokens():
-                    if not self._started:
-                        raise ProtocolError("tokens before the attempt started")
-                case Nack():
-                    if self._started:
-                        raise ProtocolError("a refusal after the attempt started")
-                    self.ended = True
-                case Finished() | Failed():
-                    self.ended = True
-                case _:
-                    pass
-            self._frames.append(frame)
+    def _accept(self, frame: Frame) -> None:
+        if self.ended:
+            if isinstance(frame, Load):
+                return  # a worker that refuses may still say how full it is
+            raise ProtocolError("a frame follows the terminal frame")
+        match frame:
+            case Started() | Nack() if self._started:
+                raise ProtocolError("an attempt is taken or refused once")
+            case Tokens() if not self._started:
+                raise ProtocolError("tokens before the attempt started")
+            case Started():
+                self._started = True
+            case Nack() | Finished() | Failed():
+                self.ended = True
+            case _:
+                pass
+        self._frames.append(frame)
 
     async def _wait(self) -> None:
         self._waiter = asyncio.get_running_loop().create_future()

@@ -250,6 +250,18 @@ async def test_silence_is_bounded_at_every_stage(written: bytes, waited_for: str
         assert client.connections == 0
 
 
+async def test_load_after_a_refusal_is_harmless() -> None:
+    refused = (Nack(reason="full"), HAPPY[2])
+    async with RawServer(answering(FRAMES_HEAD + wire(refused) + LAST_CHUNK)) as server:
+        client = a_client()
+        for _ in range(2):
+            stream = await client.generate(server.url, a_generate())
+            assert await stream.read() == [Nack(reason="full")]
+            await asyncio.sleep(0.02)
+        assert server.accepted == 1
+        await client.close()
+
+
 async def test_slow_but_living_answer_is_not_cut() -> None:
     writes = [FRAMES_HEAD, *(wire((frame,)) for frame in HAPPY), LAST_CHUNK]
     async with RawServer(answering(*writes, pause_s=0.1)) as server:
@@ -392,7 +404,7 @@ async def test_closing_a_stream_cuts_only_its_own_connection() -> None:
         assert client.connections == 0
 
 
-async def test_abort_says_whether_the_worker_knew_the_attempt() -> None:
+async def test_abort_says_whether_the_worker_heard() -> None:
     seen: list[bytes] = []
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
