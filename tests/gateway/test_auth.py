@@ -8,7 +8,7 @@ from core.errors import Code, RefusedError
 from core.ids import KeyId, TenantId
 from core.tenancy import KeyRecord, Tenant, key_digest, mint_key
 from core.tickets import Limits
-from gateway.auth import AuthLimits, Authenticator, SourceAwayError, TenancyChanges
+from gateway.auth import Authenticator, AuthLimits, SourceAwayError, TenancyChanges
 
 pytestmark = pytest.mark.anyio
 
@@ -171,7 +171,7 @@ async def test_revoked_key_dies_at_the_next_poll(auth: Authenticator, keys: Memo
     await auth.poll()
     await auth.authenticate(bearer(KEY))
     keys.change(a_key(revoked=True, version=3))
-    assert (await auth.authenticate(bearer(KEY))).key.id == \"key_1\"  # not yet polled
+    assert (await auth.authenticate(bearer(KEY))).key.id == "key_1"  # not yet polled
     await auth.poll()
     assert await refusal(auth, bearer(KEY)) is Code.INVALID_KEY
     assert keys.lookups == 1
@@ -199,13 +199,13 @@ async def test_stale_rows_serve_a_quarter_of_an_hour_without_postgres(
     clock.now_s = 899.0
     with pytest.raises(SourceAwayError):
         await auth.poll()
-    assert (await auth.authenticate(bearer(KEY))).key.id == \"key_1\"
+    assert (await auth.authenticate(bearer(KEY))).key.id == "key_1"
     assert await refusal(auth, bearer(OTHER_KEY)) is Code.UNAVAILABLE
     clock.now_s = 901.0
     assert await refusal(auth, bearer(KEY)) is Code.UNAVAILABLE
     keys.away = False
     await auth.poll()
-    assert (await auth.authenticate(bearer(KEY))).key.id == \"key_1\"
+    assert (await auth.authenticate(bearer(KEY))).key.id == "key_1"
     assert auth.confirmed_ago_s == 0.0
 
 
@@ -216,7 +216,7 @@ async def test_polling_keeps_rows_fresh(
     for hour in range(1, 5):
         clock.now_s = hour * 3600.0
         await auth.poll()
-        assert (await auth.authenticate(bearer(KEY))).key.id == \"key_1\"
+        assert (await auth.authenticate(bearer(KEY))).key.id == "key_1"
     assert keys.lookups == 1
 
 
