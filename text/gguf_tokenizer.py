@@ -88,7 +88,12 @@ def _tokenizer(
             f"(those that are: gpt2 with {', '.join(_SPLITS)}); pull the Hugging Face files instead"
         )
     digits_apart, pattern, whole_words = _SPLITS[split]
-    vocabulary = {token: id_ for id_, token in enumerate(tokens)}
+    # Rows that only pad the embedding are no tokens.
+    vocabulary = {
+        token: id_
+        for id_, (token, kind) in enumerate(zip(tokens, types, strict=True))
+        if kind != _TokenType.UNUSED
+    }
     merges = [_pair(merge) for merge in metadata["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=whole_words))
     tokenizer.pre_tokenizer = _pre_tokenizer(digits_apart=digits_apart, pattern=pattern)
