@@ -1,0 +1,129 @@
+"""Hypothesis strategies for answers in the making, and builders with defaults."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from hypothesis import strategies as st
+
+from core.errors import Code, Refusal
+from core.protocol import Usage
+from gateway.conversation import (
+    Broke,
+    ChoiceEnd,
+    Conversation,
+    Delta,
+    Done,
+    Opened,
+    StreamEvent,
+    StreamWriter,
+    TokenChance,
+    Turn,
+)
+
+REQUEST_ID = "req_local_0123456789abcdef01234567"
+CREATED_MS = 1_790_000_000_123
+
+# Text that has broken somebody's framing: line ends of every kind, markers, half of an escape.
+NASTY = (
+    "data: [DONE]",
+    "\n\n",
+    "\r\n",
+    "\r",
+    "\x85",
+    "\u2028",
+    "\u2029",
+    "\x0b\x0c\x1c",
+    "\x00",
+    "event: error\n",
+    ": ping",
+    "😀",
+    "é",
+    "中文",
+    "\ufeff",
+    '"\\u',
+    "</script>",
+)
+texts = st.lists(st.one_of(st.sampled_from(NASTY), st.text(max_size=8)), max_size=4).map("".join)
+
+chances = st.lists(
+    st.builds(
+        TokenChance,
+        token=st.binary(max_size=4),
+        logprob=st.floats(max_value=0, allow_nan=False),
+        top=st.lists(
+            st.tuples(st.binary(max_size=4), st.floats(max_value=0, allow_nan=False)), max_size=3
+        ).map(tuple),
+    ),
+    max_size=3,
+).map(tuple)
+
+
+def a_conversation(**changes: Any) -> Conversation:
+    fields: dict[str, Any] = {
+        "dialect": "openai",
+        "kind": "chat",
+        "model": "smollm2-135m-instruct",
+        "turns": (Turn(role="user", content="Hello"),),
+        "stream": True,
+    }
+    return Conversation(**(fields | changes))
+
+
+def a_refusal(**changes: Any) -> Refusal:
+    fields: dict[str, Any] = {"code": Code.OVERLOADED, "message": "No replica is free."}
+    return Refusal(**(fields | changes))
+
+
+@st.composite
+def finished_events(
+    draw: st.DrawFn, *, n: int = 1, logprobs: bool = False
+) -> list[Delta | ChoiceEnd]:
+    """Deltas and ends of `n` choices in any legal order."""
+    events: list[Delta | ChoiceEnd] = []
+    live = list(range(n))
+    for _ in range(draw(st.integers(0, 12))):
+        choice = draw(st.sampled_from(live))
+        drawn = draw(chances) if logprobs else ()
+        events.append(Delta(choice=choice, text=draw(texts), chances=drawn))
+        if len(live) > 1 and draw(st.booleans()):
+            events.append(_end(draw, choice))
+            live.remove(choice)
+    events += [_end(draw, choice) for choice in live]
+    return events
+
+
+def _end(draw: st.DrawFn, choice: int) -> ChoiceEnd:
+    finish = draw(st.sampled_from(["stop", "length", "filtered"]))
+    stop = draw(st.none() | st.just("\n")) if finish == "stop" else None
+    return ChoiceEnd(choice=choice, finish=finish, stop=stop)
+
+
+@st.composite
+def usages(draw: st.DrawFn) -> Usage:
+    prompt = draw(st.integers(1, 10**6))
+    return Usage(
+        prompt_tokens=prompt,
+        cached_tokens=draw(st.integers(0, prompt)),
+        output_tokens=draw(st.integers(0, 10**6)),
+    )
+
+
+def whole(events: Iterable[Delta | ChoiceEnd], usage: Usage) -> list[StreamEvent]:
+    """The same with its opening and its end."""
+    opened = Opened(prompt_tokens=usage.prompt_tokens, cached_tokens=usage.cached_tokens)
+    return [opened, *events, Done(usage=usage)]
+
+
+def broken(events: list[StreamEvent], at: int) -> list[StreamEvent]:
+    """The same, with a fault after `at` events at most."""
+    return [*events[: min(at, len(events) - 1)], Broke(refusal=a_refusal())]
+
+
+def written(writer: StreamWriter, events: Iterable[StreamEvent], *, pings: bool = False) -> bytes:
+    """Everything the writer says, with a keep-alive before each event if wanted."""
+    return b"".join((writer.keep_alive() if pings else b"") + writer.write(e) for e in events)
+
+
+def said(events: Iterable[StreamEvent], choice: int) -> str:
+    """What one choice was made to say."""
+    return "".join(e.text for e in events if isinstance(e, Delta) and e.choice == choice)

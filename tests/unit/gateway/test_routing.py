@@ -1,0 +1,146 @@
+"""Routes and sizes: exact names, the order of refusals, and what never exceeds the context."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.errors import Code, Refusal
+from core.money import Price
+from core.registry import RoutingView, ServedModel
+from core.tickets import ReplicaView
+from gateway.routing import (
+    Size,
+    block_tokens,
+    excluded,
+    kv_blocks,
+    output_limit,
+    route,
+    served_models,
+    size,
+)
+
+PRICE = Price(id="p", input_micro=1, cached_input_micro=1, output_micro=1)
+
+
+def a_model(name: str = "m", context_tokens: int = 100, max_output_tokens: int = 0) -> ServedModel:
+    return ServedModel(
+        model=name,
+        version="v",
+        deployment="d",
+        pool="d@local",
+        price=PRICE,
+        family="llama",
+        context_tokens=context_tokens,
+        max_output_tokens=max_output_tokens,
+        created_ms=0,
+        route_version=1,
+    )
+
+
+def a_replica(name: str, boot: str = "boot_1", tokens: int = 16) -> ReplicaView:
+    return ReplicaView(
+        replica=name,
+        boot_id=boot,
+        url="http://127.0.0.1:1",
+        version="v",
+        ready=True,
+        kv_blocks=10,
+        sequences=4,
+        block_tokens=tokens,
+    )
+
+
+def sized(model: ServedModel, prompt: int, asked: int | None, limit: int = 0) -> Size | Refusal:
+    return size(model, prompt_tokens=prompt, max_tokens=asked, choices=1, output_tokens_max=limit)
+
+
+def test_names_are_exact() -> None:
+    view = RoutingView(region="local", version=1, models=(a_model("Big"),), replicas={})
+    models = served_models(view)
+    assert route(models, "Big") == a_model("Big")
+    for name in ("big", "Big ", "", "Bigger"):
+        refused = route(models, name)
+        assert isinstance(refused, Refusal)
+        assert refused.code is Code.MODEL_NOT_FOUND
+        assert refused.param == "model"
+
+
+@pytest.mark.parametrize(
+    ("max_output", "setting", "expected"),
+    [(0, 0, 99), (50, 0, 50), (0, 40, 40), (50, 40, 40), (50, 60, 50), (500, 500, 99)],
+)
+def test_the_lowest_limit_counts(max_output: int, setting: int, expected: int) -> None:
+    assert output_limit(a_model(max_output_tokens=max_output), setting) == expected
+
+
+@pytest.mark.parametrize(
+    ("prompt", "asked", "code", "param"),
+    [
+        (100, None, Code.CONTEXT_LENGTH, "messages"),
+        (100, 1000, Code.CONTEXT_LENGTH, "messages"),
+        (10, 51, Code.BAD_REQUEST, "max_tokens"),
+        (60, 41, Code.CONTEXT_LENGTH, "messages"),
+    ],
+)
+def test_refusals_in_order(prompt: int, asked: int | None, code: Code, param: str) -> None:
+    refused = sized(a_model(max_output_tokens=50), prompt, asked)
+    assert isinstance(refused, Refusal)
+    assert (refused.code, refused.param) == (code, param)
+
+
+def test_without_max_tokens_an_answer_takes_what_is_left_up_to_the_limit() -> None:
+    model = a_model(max_output_tokens=50)
+    assert sized(model, 10, None) == Size(prompt_tokens=10, max_tokens=50, choices=1)
+    assert sized(model, 99, None) == Size(prompt_tokens=99, max_tokens=1, choices=1)
+    assert sized(model, 10, None, limit=7) == Size(prompt_tokens=10, max_tokens=7, choices=1)
+
+
+@given(
+    context=st.integers(2, 10_000),
+    prompt=st.integers(1, 12_000),
+    asked=st.none() | st.integers(1, 12_000),
+    max_output=st.integers(0, 10_000),
+    setting=st.integers(0, 10_000),
+    choices=st.integers(1, 8),
+    block=st.integers(1, 64),
+)
+def test_what_is_sized_fits(
+    context: int,
+    prompt: int,
+    asked: int | None,
+    max_output: int,
+    setting: int,
+    choices: int,
+    block: int,
+) -> None:
+    model = a_model(context_tokens=context, max_output_tokens=max_output)
+    got = size(
+        model,
+        prompt_tokens=prompt,
+        max_tokens=asked,
+        choices=choices,
+        output_tokens_max=setting,
+    )
+    if isinstance(got, Refusal):
+        return
+    assert 1 <= got.max_tokens <= output_limit(model, setting)
+    assert prompt + got.max_tokens <= context
+    assert asked in (None, got.max_tokens)
+    assert got.output_tokens == choices * got.max_tokens
+    # Enough for every choice alone and for all without sharing at most.
+    blocks = kv_blocks(got, block)
+    one = -(-(prompt + got.max_tokens) // block)
+    assert one <= blocks <= choices * one
+    assert blocks * block >= prompt + got.output_tokens
+
+
+def test_block_size_is_the_smallest_of_the_pool() -> None:
+    assert block_tokens(()) == 16
+    assert block_tokens((a_replica("a", tokens=32), a_replica("b", tokens=8))) == 8
+
+
+def test_a_restarted_replica_is_no_longer_excluded() -> None:
+    tried = {"a": "boot_1", "b": "boot_1", "c": "boot_1"}
+    replicas = (a_replica("a", "boot_1"), a_replica("b", "boot_2"))
+    assert excluded(tried, replicas) == ("a", "c")
+    assert excluded({}, replicas) == ()
