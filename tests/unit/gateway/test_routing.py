@@ -105,6 +105,7 @@ def test_without_max_tokens_an_answer_takes_what_is_left_up_to_the_limit() -> No
     block=st.integers(1, 64),
 )
 def test_what_is_sized_fits(
+    *,
     context: int,
     prompt: int,
     asked: int | None,

@@ -1,0 +1,122 @@
+"""Where a request goes and how large it may grow: pure decisions from the last routing view.
+
+Not placement (that is the dispatcher's) and not the sending. Refusals are values, in the
+order in which each function tries them. Invariant: what is sized here fits the model's
+context, and asks for at least one token.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from core.errors import Code, Refusal
+from core.registry import RoutingView, ServedModel
+from core.tickets import ReplicaView
+
+BLOCK_TOKENS_DEFAULT = 16  # of a pool nobody has joined yet
+
+
+class Size(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request may use. `max_tokens` is for each of its choices."""
+
+    prompt_tokens: int
+    max_tokens: int
+    choices: int
+
+    @property
+    def output_tokens(self) -> int:
+        """The most it can produce."""
+        return self.max_tokens * self.choices
+
+
+def served_models(view: RoutingView) -> Mapping[str, ServedModel]:
+    """By public name, for `route`."""
+    return {model.model: model for model in view.models}
+
+
+def route(models: Mapping[str, ServedModel], name: str) -> ServedModel | Refusal:
+    """The model served under exactly this name, case included."""
+    found = models.get(name)
+    if found is None:
+        return Refusal(
+            code=Code.MODEL_NOT_FOUND,
+            message=f"The model `{name}` does not exist or you do not have access to it.",
+            param="model",
+        )
+    return found
+
+
+def output_limit(model: ServedModel, output_tokens_max: int) -> int:
+    """The most tokens an answer of this model may have; `output_tokens_max` 0 is no limit."""
+    limits = (model.context_tokens - 1, model.max_output_tokens, output_tokens_max)
+    return min(limit for limit in limits if limit > 0)
+
+
+def size(
+    model: ServedModel,
+    *,
+    prompt_tokens: int,
+    max_tokens: int | None,
+    choices: int,
+    output_tokens_max: int,
+    prompt_param: str = "messages",
+) -> Size | Refusal:
+    """Refused: a prompt that fills the context, max_tokens over the limit, both over together.
+
+    Without max_tokens an answer may take what is left, up to the limit.
+    """
+    left = model.context_tokens - prompt_tokens
+    limit = output_limit(model, output_tokens_max)
+    if left < 1:
+        return _too_long(
+            model,
+            f"Your prompt has {prompt_tokens} tokens, which leaves no room for an answer.",
+            prompt_param,
+        )
+    if max_tokens is not None and max_tokens > limit:
+        return Refusal(
+            code=Code.BAD_REQUEST,
+            message=f"max_tokens is {max_tokens}; this model answers with at most {limit} tokens.",
+            param="max_tokens",
+        )
+    if max_tokens is not None and max_tokens > left:
+        return _too_long(
+            model,
+            f"You requested {prompt_tokens + max_tokens} tokens: {prompt_tokens} in the prompt "
+            f"and {max_tokens} for the answer.",
+            prompt_param,
+        )
+    return Size(
+        prompt_tokens=prompt_tokens,
+        max_tokens=min(left, limit) if max_tokens is None else max_tokens,
+        choices=choices,
+    )
+
+
+def kv_blocks(wanted: Size, block_tokens: int) -> int:
+    """Blocks for the prompt and every token it may produce.
+
+    Choices share the prompt's whole blocks; the block that the prompt ends in is copied.
+    """
+    shared = wanted.prompt_tokens // block_tokens
+    whole = -(-(wanted.prompt_tokens + wanted.max_tokens) // block_tokens)
+    return shared + wanted.choices * (whole - shared)
+
+
+def block_tokens(replicas: tuple[ReplicaView, ...]) -> int:
+    """The smallest block of a pool, so that nobody is asked to hold more than was counted."""
+    return min((replica.block_tokens for replica in replicas), default=BLOCK_TOKENS_DEFAULT)
+
+
+def excluded(tried: Mapping[str, str], replicas: tuple[ReplicaView, ...]) -> tuple[str, ...]:
+    """Of the replicas that failed this request, by boot, those not restarted since."""
+    now = {replica.replica: replica.boot_id for replica in replicas}
+    return tuple(replica for replica, boot in tried.items() if now.get(replica, boot) == boot)
+
+
+def _too_long(model: ServedModel, detail: str, param: str) -> Refusal:
+    return Refusal(
+        code=Code.CONTEXT_LENGTH,
+        message=f"This model's maximum context length is {model.context_tokens} tokens. {detail}",
+        param=param,
+    )
