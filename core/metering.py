@@ -45,7 +45,7 @@ class Reserved(msgspec.Struct, frozen=True, kw_only=True):
 class LedgerRefused(msgspec.Struct, frozen=True, kw_only=True):
     """Nothing was held. An id that was refused stays refused."""
 
-    reason: str  # hard_cap | no_account | id_reused | not_open | away
+    reason: str  # hard_cap | no_account | no_price | id_reused | not_open | away
     reserved_micro: int = 0  # of the account, for an explainable message
     posted_micro: int = 0
     hard_cap_micro: int = 0

@@ -21,7 +21,7 @@ WAIT_FOR_OTHER_MIGRATOR = "120s"
 LOCK_TIMEOUT = "4s"
 STATEMENT_TIMEOUT = "60s"
 
-assert schema_registry.metadata is metadata, "importing it adds its tables"
+assert schema_registry.tenants.metadata is metadata, "importing it adds its tables"
 
 
 class MigrationSettings(msgspec.Struct, frozen=True):
@@ -56,11 +56,11 @@ def online() -> None:
     url = make_url(database_url()).set(drivername="postgresql+psycopg")
     engine = create_engine(url, poolclass=NullPool)
     with engine.connect() as connection:
-        connection.execute(text(f"SET lock_timeout = '{WAIT_FOR_OTHER_MIGRATOR}'"))
-        connection.execute(text(f"SELECT pg_advisory_lock({ADVISORY_LOCK})"))
-        connection.execute(text(f"SET lock_timeout = '{LOCK_TIMEOUT}'"))
-        connection.execute(text(f"SET statement_timeout = '{STATEMENT_TIMEOUT}'"))
-        connection.commit()
+        with connection.begin():
+            connection.execute(text(f"SET lock_timeout = '{WAIT_FOR_OTHER_MIGRATOR}'"))
+            connection.execute(text(f"SELECT pg_advisory_lock({ADVISORY_LOCK})"))
+            connection.execute(text(f"SET lock_timeout = '{LOCK_TIMEOUT}'"))
+            connection.execute(text(f"SET statement_timeout = '{STATEMENT_TIMEOUT}'"))
         migrate(connection)
     engine.dispose()
 
