@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 
 import httpx
 
@@ -44,6 +45,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     """Every choice has a default that works."""
     parser = commands.add_parser("up", help="start everything on this machine")
     add_data_option(parser)
+    parser.add_argument("--models", type=lambda text: Path(text).resolve(), metavar="DIR")
     parser.add_argument("--detach", action="store_true", help="return when it is ready")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--gateway-port", type=int, default=8000)
@@ -72,6 +74,7 @@ def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
 def _options(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Options:
     return Options(
         data=arguments.data,
+        models=arguments.models,
         host=arguments.host,
         gateway_port=arguments.gateway_port,
         control_plane_port=arguments.control_plane_port,
@@ -86,7 +89,7 @@ def _options(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Optio
 
 
 async def _serve(options: Options, environ: Mapping[str, str]) -> int:
-    layout = Layout(options.data)
+    layout = Layout(options.data, options.models)
     output = Output()
     asked_to_stop = asyncio.Event()
     for signum in (signal.SIGINT, signal.SIGTERM):

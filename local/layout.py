@@ -14,9 +14,10 @@ import msgspec
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """Paths under `root`."""
+    """Paths under `root`. Stacks may share one model store: its content is verified."""
 
     root: Path
+    models_dir: Path | None = None
 
     @property
     def postgres(self) -> Path:
@@ -31,7 +32,7 @@ class Layout(msgspec.Struct, frozen=True):
     @property
     def models(self) -> Path:
         """The content-addressed model store."""
-        return self.root / "models"
+        return self.models_dir or self.root / "models"
 
     @property
     def spool(self) -> Path:

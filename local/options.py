@@ -11,6 +11,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Command-line choices; the defaults are `make up`."""
 
     data: Path
+    models: Path | None = None  # None: inside `data`
     host: str = "127.0.0.1"
     gateway_port: int = 8000
     control_plane_port: int = 8001

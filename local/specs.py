@@ -27,7 +27,7 @@ class Specs:
         redis_url: str,
     ) -> None:
         self._options = options
-        self._layout = Layout(options.data)
+        self._layout = Layout(options.data, options.models)
         self._shared = {
             "HEADWORKS_INTERNAL_SECRET": secrets.internal_secret,
             "HEADWORKS_REGION": "local",

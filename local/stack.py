@@ -49,7 +49,7 @@ class Stack:
         self, options: Options, environ: Mapping[str, str], show: Show, pull: Pull
     ) -> None:
         self._options = options
-        self._layout = Layout(options.data)
+        self._layout = Layout(options.data, options.models)
         self._environ = environ
         self._show = show
         self._pull = pull
