@@ -30,7 +30,7 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RoutingView(msgspec.Struct, frozen=True, kw_only=True):
-    """One region's routes and replicas, read in one snapshot.
+    """One region's routes and replicas; it may know more than `version` says, never less.
 
     A model without a price in force, or routed to another region, is not in it. Every pool
     that a model names is a key of `replicas`, be it with none.

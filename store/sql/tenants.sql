@@ -50,10 +50,6 @@ SELECT t.id, t.name, t.salt, t.requests_per_min, t.input_tokens_per_min,
 INSERT INTO api_keys (id, tenant_id, name, public, digest, version)
 VALUES (:id, :tenant_id, :name, :public, :digest, :version);
 
--- name: key_by_id
-SELECT id, tenant_id, name, revoked_at IS NOT NULL AS revoked, version
-  FROM api_keys WHERE id = :id;
-
 -- name: key_by_digest
 SELECT id, tenant_id, name, revoked_at IS NOT NULL AS revoked, version
   FROM api_keys WHERE digest = :digest;
@@ -69,7 +65,11 @@ SELECT id, tenant_id, name, public, version,
 
 -- name: revoke_key
 -- Revoking twice keeps the first time.
-UPDATE api_keys SET revoked_at = coalesce(revoked_at, now()), version = :version WHERE id = :id;
+UPDATE api_keys SET revoked_at = coalesce(revoked_at, now()), version = :version
+ WHERE id = :id
+RETURNING id, tenant_id, name, public, version,
+          CAST(floor(extract(epoch FROM created_at) * 1000) AS bigint) AS created_ms,
+          CAST(floor(extract(epoch FROM revoked_at) * 1000) AS bigint) AS revoked_ms;
 
 -- name: keys_changed_since
 SELECT id, tenant_id, name, revoked_at IS NOT NULL AS revoked, version

@@ -1,0 +1,196 @@
+"""Tenants and their API keys: written by the control plane, cached by gateways.
+
+Every change takes a number from the `tenancy` clock as the row's version. A key's text is
+never here, only its keyed digest.
+"""
+
+import msgspec
+
+from core.ids import KeyId, TenantId
+from core.tenancy import KeyRecord, Tenant
+from core.tickets import Limits
+from store.accounts import open_account, set_hard_cap
+from store.changes import current_change, next_change
+from store.postgres import Connection
+from store.queries import load
+from store.rows import struct_row
+
+CHANGES_MAX = 1000
+
+_sql = load("tenants")
+
+
+class NewTenant(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tenant is made of; `salt` is 16 random bytes and never changes."""
+
+    id: TenantId
+    name: str
+    salt: bytes
+    limits: Limits
+    weight: int
+    hard_cap_micro: int | None
+    disabled: bool
+
+
+class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A key for people. `public` is the part of its text that may be shown."""
+
+    id: KeyId
+    tenant_id: TenantId
+    name: str
+    public: str
+    version: int
+    created_ms: int
+    revoked_ms: int | None
+
+
+class Changes(msgspec.Struct, frozen=True, kw_only=True):
+    """Keys and tenants as they are now, and the number to ask from next time."""
+
+    keys: tuple[KeyRecord, ...]
+    tenants: tuple[Tenant, ...]
+    version: int
+
+
+class _TenantRow(msgspec.Struct, frozen=True, kw_only=True):
+    id: TenantId
+    name: str
+    salt: bytes
+    requests_per_min: int
+    input_tokens_per_min: int
+    output_tokens_per_min: int
+    concurrency: int
+    weight: int
+    disabled: bool
+    version: int
+    hard_cap_micro: int | None
+
+    def tenant(self) -> Tenant:
+        return Tenant(
+            id=self.id,
+            name=self.name,
+            salt=self.salt,
+            limits=Limits(
+                requests_per_min=self.requests_per_min,
+                input_tokens_per_min=self.input_tokens_per_min,
+                output_tokens_per_min=self.output_tokens_per_min,
+                concurrency=self.concurrency,
+            ),
+            weight=self.weight,
+            hard_cap_micro=self.hard_cap_micro,
+            disabled=self.disabled,
+            version=self.version,
+        )
+
+
+async def create_tenant(conn: Connection, new: NewTenant) -> bool:
+    """The tenant and its account. False when the name is taken: nothing was made."""
+    values = msgspec.structs.asdict(new)
+    limits = msgspec.structs.asdict(values.pop("limits"))
+    version = await next_change(conn, "tenancy")
+    cursor = await conn.execute(_sql["create_tenant"], {**values, **limits, "version": version})
+    if await cursor.fetchone() is None:
+        return False
+    await open_account(conn, new.id, new.hard_cap_micro)
+    return True
+
+
+async def tenant_by_id(conn: Connection, tenant_id: str) -> Tenant | None:
+    """Disabled ones too."""
+    found = await _tenants(conn, "tenant_by_id", {"id": tenant_id})
+    return found[0] if found else None
+
+
+async def tenant_id_by_name(conn: Connection, name: str) -> TenantId | None:
+    """For telling who has the name already."""
+    row = await (await conn.execute(_sql["tenant_id_by_name"], {"name": name})).fetchone()
+    return None if row is None else TenantId(row[0])
+
+
+async def tenants_page(
+    conn: Connection, *, name: str = "", after: str = "", limit: int
+) -> list[Tenant]:
+    """In order of name, after `after`; the one called `name` where that is given."""
+    return await _tenants(conn, "tenants_page", {"name": name, "after": after, "limit": limit})
+
+
+async def tenant_for_change(conn: Connection, tenant_id: str) -> Tenant | None:
+    """As `tenant_by_id`, with other changers of it waiting until the transaction ends."""
+    await conn.execute(_sql["lock_tenant"], {"id": tenant_id})
+    return await tenant_by_id(conn, tenant_id)
+
+
+async def change_tenant(conn: Connection, tenant: Tenant) -> Tenant:
+    """Write limits, weight, hard cap and `disabled`; returns it with its new version."""
+    version = await next_change(conn, "tenancy")
+    changed = msgspec.structs.replace(tenant, version=version)
+    values = msgspec.structs.asdict(changed)
+    limits = msgspec.structs.asdict(values.pop("limits"))
+    await conn.execute(_sql["update_tenant"], {**values, **limits})
+    await set_hard_cap(conn, tenant.id, tenant.hard_cap_micro)
+    return changed
+
+
+async def create_key(
+    conn: Connection, *, key_id: KeyId, tenant_id: str, name: str, public: str, digest: bytes
+) -> int:
+    """Returns the key's version. The tenant exists, or the database refuses."""
+    version = await next_change(conn, "tenancy")
+    values = {"id": key_id, "tenant_id": tenant_id, "name": name}
+    values |= {"public": public, "digest": digest, "version": version}
+    await conn.execute(_sql["create_key"], values)
+    return version
+
+
+async def keys_of_tenant(
+    conn: Connection, tenant_id: str, *, after: str = "", limit: int
+) -> list[KeyRow]:
+    """In order of id, after `after`; revoked ones too."""
+    values = {"tenant_id": tenant_id, "after": after, "limit": limit}
+    async with conn.cursor(row_factory=struct_row(KeyRow)) as cursor:
+        await cursor.execute(_sql["keys_of_tenant"], values)
+        return await cursor.fetchall()
+
+
+async def revoke_key(conn: Connection, key_id: str) -> KeyRow | None:
+    """The key as it is now, or None for no such key. Revoking again keeps the first time."""
+    version = await next_change(conn, "tenancy")
+    async with conn.cursor(row_factory=struct_row(KeyRow)) as cursor:
+        await cursor.execute(_sql["revoke_key"], {"id": key_id, "version": version})
+        return await cursor.fetchone()
+
+
+async def key_by_digest(conn: Connection, digest: bytes) -> tuple[KeyRecord, Tenant] | None:
+    """The key and its tenant, revoked and disabled ones included."""
+    async with conn.cursor(row_factory=struct_row(KeyRecord)) as cursor:
+        await cursor.execute(_sql["key_by_digest"], {"digest": digest})
+        key = await cursor.fetchone()
+    if key is None:
+        return None
+    tenant = await tenant_by_id(conn, key.tenant_id)
+    assert tenant is not None, "tenants are disabled, never deleted"
+    return key, tenant
+
+
+async def changes_since(conn: Connection, since: int, *, limit: int = CHANGES_MAX) -> Changes:
+    """What changed after number `since`, at most `limit` of each kind.
+
+    Start from `current_change(conn, "tenancy")`, read before the first row is cached.
+    """
+    # The clock first: a row that changes while we read is then told twice, never missed.
+    version = await current_change(conn, "tenancy")
+    values = {"since": since, "limit": limit}
+    async with conn.cursor(row_factory=struct_row(KeyRecord)) as cursor:
+        await cursor.execute(_sql["keys_changed_since"], values)
+        keys = await cursor.fetchall()
+    tenants = await _tenants(conn, "tenants_changed_since", values)
+    for rows in (keys, tenants):
+        if len(rows) == limit:
+            version = min(version, rows[-1].version)
+    return Changes(keys=tuple(keys), tenants=tuple(tenants), version=version)
+
+
+async def _tenants(conn: Connection, statement: str, values: dict[str, object]) -> list[Tenant]:
+    async with conn.cursor(row_factory=struct_row(_TenantRow)) as cursor:
+        await cursor.execute(_sql[statement], values)
+        return [row.tenant() for row in await cursor.fetchall()]
