@@ -63,25 +63,26 @@ class BlockPool:
         self._hash = hash_block
         self._refs = [0] * num_blocks
         self._contents: list[_Content | None] = [None] * num_blocks
-        # Blocks without a holder; the first is taken next. An OrderedDict removes from the
-        # middle in O(1), which a hit on a cached block needs.
-        self._unheld: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._free = list(range(num_blocks - 1, -1, -1))
+        # Least recently freed first. An OrderedDict removes from the middle in O(1), which a
+        # hit needs.
+        self._cached: OrderedDict[int, None] = OrderedDict()
         self._index: dict[bytes, list[_Content]] = {}
 
     @property
     def num_available(self) -> int:
         """Blocks that can be taken now: free and cached ones."""
-        return len(self._unheld)
+        return len(self._free) + len(self._cached)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks without a holder whose content can still be hit."""
+        return len(self._cached)
 
     @property
     def num_in_use(self) -> int:
         """Blocks with a holder."""
-        return self.num_blocks - len(self._unheld)
-
-    @property
-    def num_cached(self) -> int:
-        """Blocks without a holder whose content can still be hit. O(blocks)."""
-        return sum(self._contents[block] is not None for block in self._unheld)
+        return self.num_blocks - self.num_available
 
     def blocks_for(self, positions: int) -> int:
         """Blocks that cover this many positions."""
@@ -106,14 +107,14 @@ class BlockPool:
         """Add a holder to each: a prefix hit, or a fork's share."""
         for block in blocks:
             self._refs[block] += 1
-            self._unheld.pop(block, None)
+            self._cached.pop(block, None)
 
     def take(self, count: int) -> list[int]:
-        """`count` blocks for writing, least recently used first; their contents are evicted."""
-        assert count <= len(self._unheld), "the caller makes room first"
+        """`count` blocks for writing: free ones, then cached ones, least recently used first."""
+        assert count <= self.num_available, "the caller makes room first"
         taken = []
         for _ in range(count):
-            block, _ = self._unheld.popitem(last=False)
+            block = self._free.pop() if self._free else self._cached.popitem(last=False)[0]
             self._evict(block)
             self._refs[block] = 1
             taken.append(block)
@@ -123,15 +124,17 @@ class BlockPool:
         """Drop one holder of each, given in table order.
 
         The tail is freed first and so evicted first: a prefix is worth more than what follows
-        it, and a parent never goes before its child. Blocks without content are taken first.
+        it, and a parent is never evicted before its child.
         """
         for block in reversed(blocks):
             assert self._refs[block] > 0, "released twice"
             self._refs[block] -= 1
-            if not self._refs[block]:
-                self._unheld[block] = None
-                if self._contents[block] is None:
-                    self._unheld.move_to_end(block, last=False)
+            if self._refs[block]:
+                continue
+            if self._contents[block] is None:
+                self._free.append(block)
+            else:
+                self._cached[block] = None
 
     def is_shared(self, block: int) -> bool:
         """Whether writing needs a copy, because another holder reads this block."""
@@ -170,9 +173,11 @@ class BlockPool:
             for block, refs in enumerate(self._refs)
             if refs != held[block]
         ]
-        unheld = {block for block, refs in enumerate(self._refs) if not refs}
-        if unheld != self._unheld.keys():
-            found.append(f"free list and counts differ on {sorted(unheld ^ self._unheld.keys())}")
+        for block, refs in enumerate(self._refs):
+            cached = not refs and self._contents[block] is not None
+            listed = self._free.count(block) + (block in self._cached)
+            if (block in self._cached) is not cached or listed != (not refs):
+                found.append(f"block {block}: listed {listed} times, cached {cached}")
         return found + self._index_problems()
 
     def _index_problems(self) -> list[str]:

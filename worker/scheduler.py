@@ -38,7 +38,7 @@ class _Step:
 class Scheduler:
     """One engine's queue and running set over one block pool.
 
-    Callers alternate `schedule` and `commit`; `add`, `finish` and `end` may come between.
+    Callers alternate `schedule` and `complete`; `add`, `finish` and `end` may come between.
     """
 
     def __init__(self, config: SchedulerConfig, pool: BlockPool | None = None) -> None:
@@ -94,7 +94,7 @@ class Scheduler:
         assert step.counts or not self.has_work, "the first in line always advances"
         return _plan(step) if step.counts else None
 
-    def commit(self, plan: StepPlan, result: StepResult) -> list[tuple[Sequence, Sampled]]:
+    def complete(self, plan: StepPlan, result: StepResult) -> list[tuple[Sequence, Sampled]]:
         """Take over what the step computed: KV is valid, tokens are appended, choices fork.
 
         Returns the sequences that got a token, in row order. Sequences that ended since
@@ -127,6 +127,11 @@ class Scheduler:
         """Drop all of a request's sequences, whatever they are doing. Unknown ones are fine."""
         for sequence in self._requests.pop(request, ()):
             self._remove(sequence)
+
+    def requests_in(self, plan: StepPlan) -> list[str]:
+        """The requests of the plan's rows, each once; those that ended since are left out."""
+        rows = (self._numbered.get(row.sequence) for row in plan.rows)
+        return list(dict.fromkeys(sequence.request for sequence in rows if sequence))
 
     def expired(self, now_ms: int) -> set[str]:
         """Requests whose deadline has come (Unix milliseconds). The caller ends them."""

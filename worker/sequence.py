@@ -1,6 +1,6 @@
 """One choice of one request, as the scheduler sees it: tokens, KV blocks, place in line.
 
-Not the text (that is `detokenize`) and not the request (that is `attempt`). Invariant:
+Not the text (that is `detokenize`) and not the request (that is `generation`). Invariant:
 `num_computed` positions have valid KV in `blocks`, and at least one token always has not,
 because the next token can only be drawn from a position computed in a step.
 

@@ -1,0 +1,214 @@
+"""An accepted `Generate`: its choices, their text, its usage, and the events that tell it.
+
+Knows nothing of blocks, steps or threads. Invariant: usage counts what this attempt produced;
+tokens accepted from earlier attempts are read, never counted or emitted again.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from core.protocol import (
+    Choice,
+    Failed,
+    FinishCause,
+    Finished,
+    FinishReason,
+    Generate,
+    Started,
+    Timings,
+    TokenLogprob,
+    Tokens,
+    Usage,
+)
+from worker.blocks import chain_root
+from worker.detokenize import Detokenizer, TokenText
+from worker.faults import BadRequestError, fault
+from worker.sequence import Sequence
+from worker.step import Sampled
+
+
+def attempt_id(request_id: str, attempt: int) -> str:
+    """How an attempt is named in `/abort` and in the engine."""
+    return f"{request_id}:{attempt}"
+
+
+class Answer:
+    """One choice and its text.
+
+    Raises BadRequestError when a resumed choice contradicts itself.
+    """
+
+    def __init__(self, sequence: Sequence, text: TokenText, choice: Choice) -> None:
+        self.sequence = sequence
+        self.finish: FinishReason | None = None
+        self._eos_ids = frozenset() if sequence.sampling.ignore_eos else text.eos_ids
+        self._detokenizer = Detokenizer(text, sequence.sampling.stop)
+        self._unsent = self._replay(choice)
+
+    def accept(self, sampled: Sampled) -> Tokens:
+        """Take a new token, which the sequence already has."""
+        released = self._advance(sampled.token_id) + self._close()
+        logprobs = None if sampled.logprob is None else (sampled.logprob,)
+        return self._tokens((sampled.token_id,), released, logprobs)
+
+    def closed_by_replay(self) -> Tokens:
+        """The last word on a choice that its resumed tokens had already finished."""
+        assert self.finish
+        return self._tokens((), "", None)
+
+    def _replay(self, choice: Choice) -> str:
+        """Catch up with what earlier attempts produced; returns text they did not release."""
+        released = ""
+        for token_id in choice.output_ids:
+            released += self._advance(token_id)
+            if self.finish:
+                break
+        released += self._close()
+        if choice.released_chars > len(released):
+            raise BadRequestError("released_chars is beyond the text of output_ids")
+        return released[choice.released_chars :]
+
+    def _advance(self, token_id: int) -> str:
+        released = self._detokenizer.append(token_id)
+        if self._detokenizer.stopped is not None or token_id in self._eos_ids:
+            self.finish = "stop"
+        return released
+
+    def _close(self) -> str:
+        """What is still held, if the answer is at its end."""
+        if self.finish is None and self.sequence.num_tokens >= self.sequence.final_tokens:
+            self.finish = "length"
+        return self._detokenizer.finish() if self.finish else ""
+
+    def _tokens(
+        self, ids: tuple[int, ...], released: str, logprobs: tuple[TokenLogprob, ...] | None
+    ) -> Tokens:
+        unsent, self._unsent = self._unsent, ""
+        return Tokens(
+            choice=self.sequence.choice,
+            ids=ids,
+            text=unsent + released,
+            logprobs=logprobs,
+            finish=self.finish,
+            stop=self._detokenizer.stopped if self.finish else None,
+        )
+
+
+class Generation:
+    """One attempt at a request, in the engine. Times are milliseconds on one monotonic clock."""
+
+    def __init__(self, request: Generate, answers: Iterable[Answer], arrived_ms: float) -> None:
+        self.id = attempt_id(request.request_id, request.attempt)
+        self.request = request
+        self.started = False
+        self._answers = {answer.sequence.number: answer for answer in answers}
+        self._output_tokens = 0
+        self._arrived_ms = arrived_ms
+        self._started_ms: float | None = None
+        self._first_token_ms: float | None = None
+        self._last_token_ms = 0.0
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """Those that still have tokens to make, in the order of the choices."""
+        return [answer.sequence for answer in self._answers.values() if not answer.finish]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every choice is finished."""
+        return all(answer.finish for answer in self._answers.values())
+
+    def start(self, boot_id: str, now_ms: float) -> list[Started | Tokens]:
+        """Its first step is due: `Started`, and the choices that came finished."""
+        self.started = True
+        self._started_ms = now_ms
+        closed = [answer for answer in self._answers.values() if answer.finish]
+        usage = self.usage
+        started = Started(
+            boot_id=boot_id, prompt_tokens=usage.prompt_tokens, cached_tokens=usage.cached_tokens
+        )
+        return [started, *(answer.closed_by_replay() for answer in closed)]
+
+    def accept(self, sequence: Sequence, sampled: Sampled, now_ms: float) -> Tokens:
+        """A step produced a token of this sequence."""
+        self._output_tokens += 1
+        self._last_token_ms = now_ms
+        if self._first_token_ms is None:
+            self._first_token_ms = now_ms
+        return self._answers[sequence.number].accept(sampled)
+
+    def finished(self, cause: FinishCause, now_ms: float) -> Finished:
+        """The engine's last word, in absolute totals."""
+        return Finished(cause=cause, usage=self.usage, timings=self._timings(now_ms), journal_seq=0)
+
+    def failed(self, code: str, message: str) -> Failed:
+        """The last word on a fault that is ours: another replica may do better."""
+        return Failed(code=code, message=message, retryable=True, usage=self.usage)
+
+    @property
+    def usage(self) -> Usage:
+        """Nothing before the first step; from then on the whole prompt."""
+        if not self.started or self.came_finished:
+            return Usage()
+        return Usage(
+            prompt_tokens=len(self.request.prompt_ids),
+            cached_tokens=self._cached_tokens,
+            output_tokens=self._output_tokens,
+        )
+
+    @property
+    def came_finished(self) -> bool:
+        """Whether its resumed tokens left nothing to compute."""
+        return self.complete and not self._output_tokens
+
+    @property
+    def _cached_tokens(self) -> int:
+        # Only the first of a request's sequences is admitted by itself; the others share.
+        hits = (answer.sequence.cached_tokens for answer in self._answers.values())
+        return next((hit for hit in hits if hit is not None), 0)
+
+    def _timings(self, now_ms: float) -> Timings:
+        started = now_ms if self._started_ms is None else self._started_ms
+        if self._first_token_ms is None:
+            prefill_ms, decode_ms = now_ms - started, 0.0
+        else:
+            prefill_ms = self._first_token_ms - started
+            decode_ms = self._last_token_ms - self._first_token_ms
+        return Timings(
+            queue_ms=started - self._arrived_ms, prefill_ms=prefill_ms, decode_ms=decode_ms
+        )
+
+
+def open_generation(
+    request: Generate,
+    text: TokenText,
+    *,
+    context_tokens: int,
+    numbers: Iterator[int],
+    arrived_ms: float,
+) -> Generation:
+    """Build an attempt's state, its resumed tokens replayed. Raises BadRequestError."""
+    problem = fault(request, text)
+    if problem is not None:
+        raise BadRequestError(problem)
+    root = chain_root(request.version, request.tenant_salt)
+    name = attempt_id(request.request_id, request.attempt)
+    answers = [
+        Answer(
+            Sequence(
+                number=next(numbers),
+                request=name,
+                choice=choice.index,
+                prompt_ids=request.prompt_ids,
+                output_ids=choice.output_ids,
+                sampling=request.sampling,
+                root=root,
+                service_class=request.service_class,
+                deadline_ms=request.deadline_ms,
+                context_tokens=context_tokens,
+            ),
+            text,
+            choice,
+        )
+        for choice in request.choices
+    ]
+    return Generation(request, answers, arrived_ms)
