@@ -52,6 +52,7 @@ class MemoryKeys:
         self.log: list[KeyRecord | Tenant] = []
         self.away = False
         self.lookups = 0
+        self.read = asyncio.Event()
         self.pause = asyncio.Event()
         self.pause.set()
 
@@ -68,6 +69,7 @@ class MemoryKeys:
         if self.away:
             raise SourceAwayError
         found = self.rows.get(digest)
+        self.read.set()
         await self.pause.wait()
         return found
 
@@ -241,8 +243,7 @@ async def test_row_read_before_a_polled_change_is_not_kept(
     await auth.poll()
     keys.pause.clear()
     early = asyncio.create_task(auth.authenticate(bearer(KEY)))
-    while keys.lookups == 0:  # until it has read the row, and not yet answered
-        await asyncio.sleep(0)
+    await keys.read.wait()  # it has read the row, and not yet answered
     keys.change(a_key(revoked=True, version=3))
     await auth.poll()
     keys.pause.set()

@@ -1,0 +1,268 @@
+"""What the ledger could not be told, kept on disk until it can: an append-only file, fsynced.
+
+One folder for each incarnation of a gateway, locked while it lives; a later incarnation
+adopts the folders of dead ones. Records are replayed in the order they were written, and
+everything in them is idempotent, so a replay cut short is simply done again. Invariant: when
+`append` returns, the record survives the machine losing power.
+"""
+
+import asyncio
+import fcntl
+import logging
+import os
+import shutil
+import zlib
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from core.metering import Reserve, Settle, Witness
+
+_log = logging.getLogger(__name__)
+
+HEADER_BYTES = 8  # length and CRC-32, both 4 bytes big-endian
+RECORD_BYTES_MAX = 1_048_576
+REPLAY_RECORDS = 256  # handed to `apply` at a time
+LOCK_NAME = "lock"
+SUFFIX = ".spool"
+UNREADABLE_SUFFIX = ".unreadable"
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One word to the ledger: exactly one field is set."""
+
+    reserve: Reserve | None = None
+    settle: Settle | None = None
+    witness: Witness | None = None
+
+
+class SpoolError(Exception):
+    """The record is not on disk: the spool is full, or the disk refused."""
+
+
+Apply = Callable[[Sequence[Record]], Awaitable[None]]
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Record)
+
+
+class Spool:
+    """One incarnation's spool."""
+
+    def __init__(self, root: Path, name: str, *, bytes_max: int) -> None:
+        self._root = root
+        self._folder = root / name
+        self._bytes_max = bytes_max
+        self._lock_file = -1
+        self._file = -1
+        self._segment = 0
+        self._sizes: dict[int, int] = {}  # bytes by segment
+        self._pending: list[tuple[bytes, asyncio.Future[None]]] = []
+        self._pending_bytes = 0
+        self._writer: asyncio.Task[None] | None = None
+
+    def open(self) -> None:
+        """Make and lock the folder. Raises OSError."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        lock = _lock(self._folder)
+        if lock is None:
+            raise OSError(f"{self._folder} is in use by another process")
+        self._lock_file = lock
+        _sync_folder(self._root)
+
+    async def close(self) -> None:
+        """Finish writing. An empty spool leaves nothing behind."""
+        if self._writer is not None:
+            await self._writer
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+        if not self._sizes:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        os.close(self._lock_file)
+
+    @property
+    def size_bytes(self) -> int:
+        """On disk and about to be."""
+        return sum(self._sizes.values()) + self._pending_bytes
+
+    @property
+    def empty(self) -> bool:
+        """Whether everything ever appended has been replayed."""
+        return not self._sizes and self._writer is None
+
+    @property
+    def takes_new_work(self) -> bool:
+        """Half of it is kept for the ends of requests already accepted."""
+        return self.size_bytes < self._bytes_max // 2
+
+    async def append(self, record: Record) -> None:
+        """Returns when it is on disk. Raises SpoolError."""
+        body = _encoder.encode(record)
+        assert len(body) <= RECORD_BYTES_MAX
+        data = len(body).to_bytes(4, "big") + zlib.crc32(body).to_bytes(4, "big") + body
+        if self.size_bytes + len(data) > self._bytes_max:
+            raise SpoolError(f"the spool holds its {self._bytes_max} bytes")
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._pending.append((data, written))
+        self._pending_bytes += len(data)
+        if self._writer is None:
+            self._writer = asyncio.create_task(self._write_pending())
+        await written
+
+    async def replay(self, apply: Apply) -> int:
+        """Hand every record to `apply`, in order; forget a segment when it has taken all of it.
+
+        Returns how many. What `apply` raises ends the replay and loses nothing.
+        """
+        count = 0
+        for segment in self._rotate():
+            path = self._path(segment)
+            count += await _replay_file(path, apply)
+            del self._sizes[segment]
+        return count
+
+    async def adopt(self, apply: Apply) -> int:
+        """Replay and remove what dead incarnations left in the same root. Returns how many."""
+        count = 0
+        for folder in sorted(self._root.iterdir()):
+            if folder == self._folder or not folder.is_dir():
+                continue
+            lock = _lock(folder)
+            if lock is None:
+                continue  # its owner lives
+            try:
+                for path in sorted(folder.glob(f"*{SUFFIX}")):
+                    count += await _replay_file(path, apply)
+                if not any(folder.glob(f"*{UNREADABLE_SUFFIX}")):
+                    shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)
+        return count
+
+    async def _write_pending(self) -> None:
+        """One write and one fsync for all that came while the last was under way."""
+        while self._pending:
+            batch, self._pending = self._pending, []
+            data = b"".join(piece for piece, _ in batch)
+            try:
+                await self._write_batch(data)
+            except OSError as error:
+                _tell(batch, SpoolError(f"the spool cannot be written: {error}"))
+            else:
+                _tell(batch, None)
+        self._writer = None
+
+    async def _write_batch(self, data: bytes) -> None:
+        try:
+            if self._file < 0:
+                self._segment += 1
+                self._file = await asyncio.to_thread(_create, self._path(self._segment))
+                self._sizes[self._segment] = 0
+            await asyncio.to_thread(_write, self._file, data)
+        finally:
+            self._pending_bytes -= len(data)
+        self._sizes[self._segment] += len(data)
+
+    def _rotate(self) -> list[int]:
+        """Segments nothing is written to any more, oldest first."""
+        if self._writer is None and self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+        writing = self._segment if self._writer is not None else None
+        return sorted(segment for segment in self._sizes if segment != writing)
+
+    def _path(self, segment: int) -> Path:
+        return self._folder / f"{segment:08d}{SUFFIX}"
+
+
+def read_records(data: bytes) -> tuple[list[Record], int]:
+    """Records from the start of `data`, and where they stop making sense: its end, or a tear."""
+    records: list[Record] = []
+    at = 0
+    while len(data) - at >= HEADER_BYTES:
+        length = int.from_bytes(data[at : at + 4], "big")
+        crc = int.from_bytes(data[at + 4 : at + HEADER_BYTES], "big")
+        body = data[at + HEADER_BYTES : at + HEADER_BYTES + length]
+        if not 0 < length <= RECORD_BYTES_MAX or len(body) < length or zlib.crc32(body) != crc:
+            break
+        try:
+            records.append(_decoder.decode(body))
+        except msgspec.MsgspecError:
+            break
+        at += HEADER_BYTES + length
+    return records, at
+
+
+async def _replay_file(path: Path, apply: Apply) -> int:
+    data = await asyncio.to_thread(path.read_bytes)
+    records, end = read_records(data)
+    for start in range(0, len(records), REPLAY_RECORDS):
+        await apply(records[start : start + REPLAY_RECORDS])
+    await asyncio.to_thread(_retire, path, data[end:])
+    return len(records)
+
+
+def _retire(path: Path, rest: bytes) -> None:
+    if _is_torn_tail(rest):
+        path.unlink()
+        return
+    # Not the mark of a crash: keep the bytes for a person to look at.
+    path.rename(path.with_suffix(UNREADABLE_SUFFIX))
+    facts = {"path": str(path), "bytes": len(rest)}
+    _log.error("spool records are unreadable", extra={"facts": facts})
+
+
+def _is_torn_tail(rest: bytes) -> bool:
+    """Whether this is what a crash leaves at the end: part of one record, or zeros."""
+    if len(rest) < HEADER_BYTES or not rest.strip(b"\0"):
+        return True
+    length = int.from_bytes(rest[:4], "big")
+    return 0 < length <= RECORD_BYTES_MAX and len(rest) <= HEADER_BYTES + length
+
+
+def _create(path: Path) -> int:
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    _sync_folder(path.parent)
+    return file
+
+
+def _write(file: int, data: bytes) -> None:
+    before = os.fstat(file).st_size
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(file, view) :]
+        os.fdatasync(file)
+    except OSError:
+        os.ftruncate(file, before)  # a half-written record would hide those after it
+        raise
+
+
+def _tell(batch: list[tuple[bytes, asyncio.Future[None]]], error: SpoolError | None) -> None:
+    for _, written in batch:
+        if written.done():
+            continue  # its caller left
+        if error is None:
+            written.set_result(None)
+        else:
+            written.set_exception(error)
+
+
+def _lock(folder: Path) -> int | None:
+    file = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(file)
+        return None
+    return file
+
+
+def _sync_folder(folder: Path) -> None:
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

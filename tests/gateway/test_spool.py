@@ -1,0 +1,195 @@
+"""The spool on a real disk: what survives, in which order, and what a tear looks like."""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from core.metering import RequestTimings, Settle, Witness
+from core.money import EndCause
+from core.protocol import Usage
+from gateway.spool import Record, Spool, SpoolError, read_records
+
+pytestmark = pytest.mark.anyio
+
+
+def a_settle(number: int) -> Record:
+    return Record(
+        settle=Settle(
+            request_id=f"req_{number}",
+            tenant_id="ten_1",
+            cause=EndCause.COMPLETE,
+            attempts=(),
+            delivered_tokens=number,
+            timings=RequestTimings(total_ms=1.5),
+            ended_ms=1,
+        )
+    )
+
+
+def a_witness(number: int) -> Record:
+    usage = Usage(output_tokens=number)
+    return Record(
+        witness=Witness(
+            request_id="req_1", attempt=1, source="checkpoint", usage=usage, final=False
+        )
+    )
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder))
+
+
+class Taken:
+    """What a replay handed over; fails while `away`."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.away = False
+
+    async def __call__(self, records: Sequence[Record]) -> None:
+        await asyncio.sleep(0)
+        if self.away:
+            raise ConnectionError("away")
+        self.records += records
+
+
+def a_spool(root: Path, name: str = "gw_1", bytes_max: int = 1_000_000) -> Spool:
+    spool = Spool(root, name, bytes_max=bytes_max)
+    spool.open()
+    return spool
+
+
+async def test_records_come_back_in_order_and_leave_nothing(tmp_path: Path) -> None:
+    spool, taken = a_spool(tmp_path), Taken()
+    records = [a_settle(i) if i % 2 else a_witness(i) for i in range(600)]
+    for start in range(0, 600, 100):
+        await asyncio.gather(*(spool.append(record) for record in records[start : start + 100]))
+    assert await spool.replay(taken) == 600
+    assert taken.records == records
+    assert spool.empty
+    assert spool.size_bytes == 0
+    await spool.close()
+    assert names(tmp_path) == []
+
+
+async def test_failed_replay_loses_nothing_and_repeats(tmp_path: Path) -> None:
+    spool, taken = a_spool(tmp_path), Taken()
+    await spool.append(a_settle(1))
+    taken.away = True
+    with pytest.raises(ConnectionError):
+        await spool.replay(taken)
+    await spool.append(a_settle(2))
+    taken.away = False
+    assert await spool.replay(taken) == 2
+    assert taken.records == [a_settle(1), a_settle(2)]
+    await spool.close()
+
+
+async def test_appending_while_replaying_keeps_order(tmp_path: Path) -> None:
+    spool, taken = a_spool(tmp_path), Taken()
+    for number in range(50):
+        await spool.append(a_settle(number))
+    late = asyncio.gather(*(spool.append(a_settle(number)) for number in range(50, 60)))
+    await spool.replay(taken)
+    await late
+    while not spool.empty:
+        await spool.replay(taken)
+    assert taken.records == [a_settle(number) for number in range(60)]
+    await spool.close()
+
+
+async def test_a_later_incarnation_adopts_what_a_dead_one_left(tmp_path: Path) -> None:
+    dead = a_spool(tmp_path, "gw_dead")
+    await dead.append(a_settle(1))
+    os.close(dead._lock_file)  # as the kernel does for a killed process
+    alive = a_spool(tmp_path, "gw_alive")
+    await alive.append(a_settle(9))
+    spool, taken = a_spool(tmp_path, "gw_new"), Taken()
+    assert await spool.adopt(taken) == 1
+    assert taken.records == [a_settle(1)]
+    assert names(tmp_path) == ["gw_alive", "gw_new"]
+    await alive.close()
+    await spool.close()
+
+
+async def test_a_torn_last_record_is_tolerated_at_every_byte(tmp_path: Path) -> None:
+    spool = a_spool(tmp_path, "gw_dead")
+    await spool.append(a_settle(1))
+    whole = spool.size_bytes
+    await spool.append(a_settle(2))
+    os.close(spool._lock_file)
+    path = tmp_path / "gw_dead" / "00000001.spool"
+    data = path.read_bytes()
+    for cut in range(whole, len(data)):
+        path.write_bytes(data[:cut])
+        assert read_records(data[:cut]) == ([a_settle(1)], whole)
+    path.write_bytes(data[: whole + 20] + bytes(len(data) - whole - 20))
+    adopter, taken = a_spool(tmp_path, "gw_new"), Taken()
+    assert await adopter.adopt(taken) == 1
+    assert taken.records == [a_settle(1)]
+    assert names(tmp_path) == ["gw_new"]
+    await adopter.close()
+
+
+async def test_corruption_in_the_middle_is_kept_for_a_person(tmp_path: Path) -> None:
+    spool, taken = a_spool(tmp_path), Taken()
+    for number in range(3):
+        await spool.append(a_settle(number))
+    path = tmp_path / "gw_1" / "00000001.spool"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(data)
+    assert await spool.replay(taken) == 1
+    assert spool.empty
+    assert names(tmp_path / "gw_1") == ["00000001.unreadable", "lock"]
+
+
+async def test_a_full_spool_refuses_and_keeps_half_for_ends(tmp_path: Path) -> None:
+    spool = a_spool(tmp_path, bytes_max=2_000)
+    while spool.size_bytes < 1_000:
+        await spool.append(a_settle(1))
+    assert not spool.takes_new_work
+    appends = (spool.append(a_settle(1)) for _ in range(20))
+    results = await asyncio.gather(*appends, return_exceptions=True)
+    assert results[0] is None
+    assert isinstance(results[-1], SpoolError)
+    assert 1_500 < spool.size_bytes <= 2_000
+    taken = Taken()
+    await spool.replay(taken)
+    assert spool.takes_new_work
+    await spool.append(a_settle(1))
+
+
+async def test_a_disk_that_refuses_is_told_and_may_recover(tmp_path: Path) -> None:
+    spool, taken = a_spool(tmp_path), Taken()
+    folder = tmp_path / "gw_1"
+    folder.rename(tmp_path / "gone")
+    with pytest.raises(SpoolError, match="cannot be written"):
+        await spool.append(a_settle(1))
+    assert spool.empty
+    (tmp_path / "gone").rename(folder)
+    await spool.append(a_settle(2))
+    await spool.replay(taken)
+    assert taken.records == [a_settle(2)]
+    await spool.close()
+
+
+async def test_a_caller_that_leaves_does_not_lose_its_record(tmp_path: Path) -> None:
+    spool, taken = a_spool(tmp_path), Taken()
+    leaving = asyncio.create_task(spool.append(a_settle(1)))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await spool.append(a_settle(2))
+    await spool.replay(taken)
+    assert taken.records == [a_settle(1), a_settle(2)]
+    await spool.close()
+
+
+async def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+    spool = a_spool(tmp_path)
+    with pytest.raises(OSError, match="in use"):
+        a_spool(tmp_path)
+    await spool.close()
