@@ -172,7 +172,7 @@ class StreamWriter(ABC):
                 return self.open(event)
             case Done():
                 return self.done(event)
-            case Broke():
+            case _:
                 return self.broke(event)
 
 

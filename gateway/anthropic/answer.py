@@ -7,6 +7,12 @@ import msgspec
 from core.protocol import Usage
 from gateway.conversation import Answer, Conversation, Finish
 
+_STOP_REASONS: dict[Finish, str] = {
+    "stop": "end_turn",
+    "length": "max_tokens",
+    "filtered": "refusal",
+}
+
 
 def message_json(answer: Answer, conversation: Conversation, *, request_id: str) -> bytes:
     """The body of a `message`. An empty answer has no content block, as in a stream."""
@@ -39,7 +45,8 @@ def message_fields(conversation: Conversation, request_id: str) -> dict[str, Any
 
 def stop_fields(finish: Finish, stop: str | None) -> dict[str, Any]:
     """Why it stopped, and at which of the caller's stop sequences."""
-    return {"stop_reason": _stop_reason(finish, stop), "stop_sequence": stop}
+    reason = _STOP_REASONS[finish] if stop is None else "stop_sequence"
+    return {"stop_reason": reason, "stop_sequence": stop}
 
 
 def usage_fields(usage: Usage) -> dict[str, Any]:
@@ -50,13 +57,3 @@ def usage_fields(usage: Usage) -> dict[str, Any]:
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.output_tokens,
     }
-
-
-def _stop_reason(finish: Finish, stop: str | None) -> str:
-    match finish:
-        case "stop":
-            return "end_turn" if stop is None else "stop_sequence"
-        case "length":
-            return "max_tokens"
-        case "filtered":
-            return "refusal"

@@ -5,6 +5,7 @@ whole characters: its text is then `bytes:\xf0\x9f`, as the legacy interface has
 written it, so that two such tokens never share a name.
 """
 
+import codecs
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from gateway.conversation import TokenChance
 
 LOGPROB_MIN = -9999.0  # stands for "never": JSON has no infinity
 
-_CONTINUATION = range(0x80, 0xC0)  # UTF-8 bytes that do not begin a character
+_utf8 = codecs.getincrementaldecoder("utf-8")
 
 
 def chat_logprobs(chances: Sequence[TokenChance]) -> dict[str, Any]:
@@ -33,7 +34,8 @@ class CompletionLogprobs:
     """Writes `logprobs` of one legacy choice, chunk after chunk: offsets run through it."""
 
     def __init__(self) -> None:
-        self._chars = 0  # characters begun so far
+        self._decoder = _utf8(errors="replace")
+        self._chars = 0  # whole characters so far
 
     def write(self, chances: Sequence[TokenChance]) -> dict[str, Any]:
         """The four lists for the next tokens. Offsets count characters of the choice's text."""
@@ -46,9 +48,8 @@ class CompletionLogprobs:
 
     def _offset(self, token: bytes) -> int:
         # A token that begins inside a character has that character's offset.
-        inside = bool(token) and token[0] in _CONTINUATION and self._chars > 0
-        offset = self._chars - inside
-        self._chars += sum(byte not in _CONTINUATION for byte in token)
+        offset = self._chars
+        self._chars += len(self._decoder.decode(token))
         return offset
 
 

@@ -55,11 +55,14 @@ class _ChunkStream(StreamWriter):
         self._before = b"data: " + self._head + b',"choices":[{"index":'
         null_usage = b',"usage":null' if conversation.include_usage else b""
         self._after = b"}]" + null_usage + b"}\n\n"
+        self._opened = False
         self._live: set[int] = set()
 
     def open(self, event: Opened) -> bytes:
         """The first chunk of each choice, where the interface has one."""
+        assert not self._opened
         assert event.prompt_tokens >= event.cached_tokens
+        self._opened = True
         self._live = set(range(self._conversation.n))
         return b"".join(map(self._open_chunk, range(self._conversation.n)))
 
@@ -77,6 +80,7 @@ class _ChunkStream(StreamWriter):
 
     def done(self, event: Done) -> bytes:
         """The usage chunk, if asked for, and the terminator."""
+        assert self._opened
         assert not self._live
         if not self._conversation.include_usage:
             return _DONE

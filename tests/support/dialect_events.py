@@ -13,6 +13,7 @@ from gateway.conversation import (
     Conversation,
     Delta,
     Done,
+    Finish,
     Opened,
     StreamEvent,
     StreamWriter,
@@ -76,7 +77,11 @@ def a_refusal(**changes: Any) -> Refusal:
 
 @st.composite
 def finished_events(
-    draw: st.DrawFn, *, n: int = 1, logprobs: bool = False
+    draw: st.DrawFn,
+    *,
+    n: int = 1,
+    logprobs: bool = False,
+    finishes: tuple[Finish, ...] = ("stop", "length", "filtered"),
 ) -> list[Delta | ChoiceEnd]:
     """Deltas and ends of `n` choices in any legal order."""
     events: list[Delta | ChoiceEnd] = []
@@ -86,14 +91,14 @@ def finished_events(
         drawn = draw(chances) if logprobs else ()
         events.append(Delta(choice=choice, text=draw(texts), chances=drawn))
         if len(live) > 1 and draw(st.booleans()):
-            events.append(_end(draw, choice))
+            events.append(_end(draw, choice, finishes))
             live.remove(choice)
-    events += [_end(draw, choice) for choice in live]
+    events += [_end(draw, choice, finishes) for choice in live]
     return events
 
 
-def _end(draw: st.DrawFn, choice: int) -> ChoiceEnd:
-    finish = draw(st.sampled_from(["stop", "length", "filtered"]))
+def _end(draw: st.DrawFn, choice: int, finishes: tuple[Finish, ...]) -> ChoiceEnd:
+    finish = draw(st.sampled_from(finishes))
     stop = draw(st.none() | st.just("\n")) if finish == "stop" else None
     return ChoiceEnd(choice=choice, finish=finish, stop=stop)
 

@@ -150,7 +150,7 @@ class _Machine(ABC):
     def choice(self, choice: dict[str, Any]) -> None: ...
 
     def index(self, choice: dict[str, Any]) -> int:
-        index = choice["index"]
+        index: int = choice["index"]
         expect(type(index) is int and 0 <= index < self.n, f"index is {index!r}")
         expect(self.summary.finishes[index] is None, f"choice {index} goes on after its end")
         return index

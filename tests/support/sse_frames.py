@@ -40,11 +40,11 @@ def expect_count(value: Any, where: str) -> None:
 
 def parse(data: str) -> dict[str, Any]:
     try:
-        value = json.loads(data, parse_constant=_no_constant)
+        value: Any = json.loads(data, parse_constant=_no_constant)
     except ValueError as error:
         raise GrammarError(f"data is not JSON: {data!r}") from error
     expect(isinstance(value, dict), f"data is not an object: {data!r}")
-    return value
+    return dict(value)
 
 
 def _no_constant(name: str) -> None:
