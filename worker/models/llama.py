@@ -1,0 +1,100 @@
+"""The Llama family: one forward pass over all tokens of a step, packed.
+
+Every linear layer sees the whole step as one matrix of (T, width); only attention knows
+where one sequence ends and the next begins, and it was told once, in the step's plan.
+Letters as in `kernels.reference`.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels.cpu_attention import AttentionPlan, PagedAttention
+from kernels.cpu_linear import Linear, linear
+from kernels.cpu_pointwise import rms_norm, rope_in_place, rope_rows
+from worker.weights import Weights
+
+
+@dataclass(frozen=True)
+class _Layer:
+    attention_norm: Tensor
+    qkv: Linear
+    attention_out: Linear
+    mlp_norm: Tensor
+    gate: Linear
+    up: Linear
+    down: Linear
+
+
+class Llama:
+    """A Llama ready to run. Takes its tensors out of `weights`, so that none is held twice."""
+
+    def __init__(self, weights: Weights, *, block_tokens: int) -> None:
+        config, tensors = weights.config, weights.tensors
+        self.config = config
+        self._embedding = tensors.pop("model.embed_tokens.weight")
+        self.dtype = self._embedding.dtype
+        self._norm = tensors.pop("model.norm.weight")
+        self._head = linear(self._embedding if config.tied_head else tensors.pop("lm_head.weight"))
+        self._layers = [_layer(tensors, index) for index in range(config.num_layers)]
+        assert not tensors, "load_weights lets only a Llama's tensors through"
+        self._cos, self._sin = rope_rows(
+            config.context_tokens, config.head_dim, config.rope_theta, config.rope_factors
+        )
+        self.attention = PagedAttention(
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            block_tokens=block_tokens,
+            dtype=self.dtype,
+        )
+
+    def logits(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        plan: AttentionPlan,
+        cache: Tensor,
+        wanted: Tensor,
+    ) -> Tensor:
+        """Run a step; return what follows the `wanted` (S,) of its tokens: (S, V) float32.
+
+        Shapes: token_ids and positions (T,); cache (layers, N, 2, K, B, D), written in place.
+        """
+        config = self.config
+        cos, sin = self._cos[positions][:, None], self._sin[positions][:, None]
+        hidden = functional.embedding(token_ids, self._embedding)
+        mixed = hidden.new_empty(len(token_ids), config.num_heads, config.head_dim)
+        for layer, layer_cache in zip(self._layers, cache.unbind(), strict=True):
+            normed = rms_norm(hidden, layer.attention_norm, config.rms_norm_eps)
+            heads = layer.qkv(normed).view(len(token_ids), -1, config.head_dim)
+            rope_in_place(heads[:, : -config.num_kv_heads], cos, sin)
+            self.attention.write(plan, layer_cache, heads[:, config.num_heads :])
+            self.attention.attend(plan, heads[:, : config.num_heads], layer_cache, mixed)
+            if layer is self._layers[-1]:
+                # Nobody reads what the last layer makes of the other tokens.
+                hidden, mixed = hidden[wanted], mixed[wanted]
+            if not len(hidden):
+                return torch.empty(0, config.vocab_size)
+            hidden = layer.attention_out.plus(mixed.flatten(1), hidden)
+            normed = rms_norm(hidden, layer.mlp_norm, config.rms_norm_eps)
+            inner = layer.up.times(normed, layer.gate.silu(normed))
+            hidden = layer.down.plus(inner, hidden)
+        return self._head(rms_norm(hidden, self._norm, config.rms_norm_eps)).float()
+
+
+def _layer(tensors: dict[str, Tensor], index: int) -> _Layer:
+    def take(name: str) -> Tensor:
+        return tensors.pop(f"model.layers.{index}.{name}.weight")
+
+    return _Layer(
+        attention_norm=take("input_layernorm"),
+        qkv=linear(*(take(f"self_attn.{part}_proj") for part in "qkv")),
+        attention_out=linear(take("self_attn.o_proj")),
+        mlp_norm=take("post_attention_layernorm"),
+        gate=linear(take("mlp.gate_proj")),
+        up=linear(take("mlp.up_proj")),
+        down=linear(take("mlp.down_proj")),
+    )

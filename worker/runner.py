@@ -1,0 +1,115 @@
+"""Executes steps on the model: the shell between plain plans and tensors.
+
+Owns the weights and the KV pool, and knows nothing of requests: which blocks belong to whom
+is the plan's business. A step is one forward pass over all its tokens. One thread at a time.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.cpu_attention import Span, packing_order
+from kernels.cpu_linear import can_pack
+from worker.models.llama import Llama
+from worker.sampler import sample
+from worker.step import Draw, Row, StepPlan, StepResult
+from worker.weights import LlamaConfig, load_weights
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_WARM_DRAW = Draw(seed=0, choice=0, index=0, temperature=1.0, top_p=0.9, top_k=0, logprobs=None)
+
+
+class ModelRunner:
+    """A Llama and its KV pool. Implements `worker.step.Runner`."""
+
+    def __init__(self, model: Llama, *, kv_blocks: int, block_tokens: int) -> None:
+        config = model.config
+        self.config = config
+        self.dtype = model.dtype
+        self.kv_blocks = kv_blocks
+        self.block_tokens = block_tokens
+        self._model = model
+        shape = (config.num_layers, kv_blocks, 2, config.num_kv_heads, block_tokens)
+        # Pages of zeros take no memory until they are written to. And padding needs numbers:
+        # a share of zero makes nothing of whatever is there, unless that is not finite.
+        self._cache = torch.zeros(*shape, config.head_dim, dtype=model.dtype)
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        """See `worker.step.Runner`."""
+        self._copy(plan.copies)
+        spans = [Span(row.start, len(row.token_ids), row.blocks) for row in plan.rows]
+        order = packing_order(spans)
+        packed = [plan.rows[place] for place in order]
+        attention = self._model.attention.plan([spans[place] for place in order])
+        # In the plan's order from here on: the last token of each row that draws.
+        ends = dict(zip(order, np.cumsum([len(row.token_ids) for row in packed]), strict=True))
+        drawing = [(ends[place] - 1, row.draw) for place, row in enumerate(plan.rows) if row.draw]
+        logits = self._model.logits(
+            torch.tensor([token for row in packed for token in row.token_ids]),
+            _positions(packed),
+            attention,
+            self._cache,
+            torch.tensor([end for end, _ in drawing], dtype=torch.int64),
+        )
+        return StepResult(sampled=sample(logits, [draw for _, draw in drawing]))
+
+    def warm_up(self, *, tokens: int) -> None:
+        """Run a prefill of `tokens` and a decode after it, over blocks that nobody uses yet.
+
+        The first step starts threads, reads every weight, and has oneDNN compile its loops;
+        no caller should wait for that.
+        """
+        tokens = min(tokens, self.kv_blocks * self.block_tokens - 1, self.config.context_tokens - 1)
+        for start, count in ((0, tokens), (tokens, 1)):
+            blocks = tuple(range(-(-(start + count) // self.block_tokens)))
+            row = Row(
+                sequence=0, token_ids=(0,) * count, start=start, blocks=blocks, draw=_WARM_DRAW
+            )
+            self.execute(StepPlan(rows=(row,)))
+
+    def _copy(self, copies: Sequence[tuple[int, int]]) -> None:
+        if copies:
+            sources, destinations = torch.tensor(copies).unbind(1)
+            self._cache[:, destinations] = self._cache[:, sources]
+
+
+def load_runner(
+    path: Path, *, block_tokens: int, kv_blocks: int = 0, kv_memory_bytes: int = 0, dtype: str
+) -> ModelRunner:
+    """A runner for the weights at `path`, a model version's directory or a `.gguf` file.
+
+    The pool has `kv_blocks`, or as many as `kv_memory_bytes` hold where that is 0. `dtype` is
+    float32, bfloat16, or auto for the faster one. Raises UnsupportedModelError.
+    """
+    weights = load_weights(path, compute_dtype(dtype))
+    fitting = kv_blocks_for_memory(
+        weights.config, dtype=dtype, block_tokens=block_tokens, memory_bytes=kv_memory_bytes
+    )
+    model = Llama(weights, block_tokens=block_tokens)
+    return ModelRunner(model, kv_blocks=kv_blocks or fitting, block_tokens=block_tokens)
+
+
+def compute_dtype(name: str) -> torch.dtype:
+    """What `name` means on this machine. Raises ValueError for a name that is none."""
+    if name == "auto":
+        name = "bfloat16" if can_pack(torch.bfloat16) else "float32"
+    if name not in _DTYPES:
+        raise ValueError(f"dtype {name!r} is not one of auto, {', '.join(_DTYPES)}")
+    return _DTYPES[name]
+
+
+def kv_blocks_for_memory(
+    config: LlamaConfig, *, dtype: str, block_tokens: int, memory_bytes: int
+) -> int:
+    """How many blocks of keys and values fit into `memory_bytes`, all layers together."""
+    token_values = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+    return memory_bytes // (token_values * block_tokens * compute_dtype(dtype).itemsize)
+
+
+def _positions(packed: Sequence[Row]) -> Tensor:
+    spans = [np.arange(row.start, row.start + len(row.token_ids)) for row in packed]
+    return torch.from_numpy(np.concatenate(spans))
