@@ -1,0 +1,334 @@
+"""Group commit: many callers' commands in one transaction, over one connection kept for it.
+
+    submit ─► queue ─► batch ─► one round trip ─► answers       next batch gathers meanwhile
+                         │
+                         └─ an account is locked elsewhere ─► siding: its commands wait there
+
+There is no timer: a batch is whatever came while the last one was on its way. Commands are
+idempotent, so a batch whose fate is unknown is sent again. Whatever happens, a caller hears
+within `answer_timeout_s`: its answer, or LedgerAwayError, which says that the command may or
+may not have been done and is safe to repeat.
+"""
+
+import asyncio
+import os
+import socket
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
+import psycopg
+
+from store.postgres import Connection, PostgresConfig, StoreAwayError, connect
+
+Command = TypeVar("Command")
+Answer = TypeVar("Answer")
+Result = TypeVar("Result")
+Command_contra = TypeVar("Command_contra", contravariant=True)
+Answer_co = TypeVar("Answer_co", covariant=True)
+
+READ_ONLY_TRANSACTION = "25006"  # a standby that is not, or is no longer, the primary
+
+
+class LedgerAwayError(StoreAwayError):
+    """No answer in time. The command may have been done; repeating it is safe."""
+
+
+class LedgerRejectedError(Exception):
+    """The database will not take this command at all: a bug, and repeating it will not help."""
+
+
+class GroupCommitConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Every bound of a lane."""
+
+    postgres: PostgresConfig
+    batch_max: int = 512
+    queue_max: int = 20_000
+    answer_timeout_s: float = 5.0
+    try_timeout_s: float = 3.0  # one round trip, its commit included
+    lock_timeout_ms: int = 100  # then the locked accounts go to the siding
+    siding_lock_timeout_ms: int = 2_000
+    retry_pause_min_s: float = 0.02
+    retry_pause_max_s: float = 0.5
+
+
+class Work(Protocol[Command_contra, Answer_co]):
+    """What a lane's commands mean; the lane itself knows only when and how often."""
+
+    def key(self, command: Command_contra) -> str:
+        """No two commands of one key share a batch."""
+
+    def account(self, command: Command_contra) -> str:
+        """What the command must lock."""
+
+    async def run(
+        self, conn: Connection, commands: Sequence[Command_contra]
+    ) -> Sequence[Answer_co]:
+        """Do them all, or none and raise. Doing them again must give the same answers."""
+
+    async def free(self, conn: Connection, accounts: Sequence[str]) -> set[str]:
+        """Which of these nobody holds locked just now."""
+
+
+class Item(Generic[Command, Answer]):
+    """A command, and who waits for it until when."""
+
+    __slots__ = ("command", "deadline", "future")
+
+    def __init__(self, command: Command, future: asyncio.Future[Answer], deadline: float) -> None:
+        self.command = command
+        self.future = future
+        self.deadline = deadline
+
+
+class GroupCommit(Generic[Command, Answer]):
+    """One lane with its siding. Each has one connection, made when first needed."""
+
+    def __init__(self, config: GroupCommitConfig, work: Work[Command, Answer]) -> None:
+        self._work = work
+        self._diverted: Counter[str] = Counter()
+        self._main = Lane(config, work, config.lock_timeout_ms, self._divert)
+        self._siding = Lane(config, work, config.siding_lock_timeout_ms, None)
+
+    @property
+    def away(self) -> bool:
+        """Whether the last attempts to reach Postgres failed."""
+        return self._main.away
+
+    def submit(self, command: Command) -> asyncio.Future[Answer]:
+        """The answer to come. Cancelling it stops the waiting, not a command already sent."""
+        account = self._work.account(command)
+        if account in self._diverted:
+            return self._aside(self._siding.submit(command), account)
+        return self._main.submit(command)
+
+    async def close(self) -> None:
+        """Finish what was submitted, within `answer_timeout_s`, and take nothing more."""
+        await self._main.close()
+        await self._siding.close()
+
+    def _divert(self, items: Sequence[Item[Command, Answer]]) -> None:
+        for item in items:
+            self._siding.adopt(item)
+            self._aside(item.future, self._work.account(item.command))
+
+    def _aside(self, future: asyncio.Future[Answer], account: str) -> asyncio.Future[Answer]:
+        def back(_: asyncio.Future[Answer]) -> None:
+            self._diverted[account] -= 1
+            if not self._diverted[account]:
+                del self._diverted[account]
+
+        self._diverted[account] += 1
+        future.add_done_callback(back)
+        return future
+
+
+class Lane(Generic[Command, Answer]):
+    """A queue and the task that empties it."""
+
+    def __init__(
+        self,
+        config: GroupCommitConfig,
+        work: Work[Command, Answer],
+        lock_timeout_ms: int,
+        divert: Callable[[Sequence[Item[Command, Answer]]], None] | None,
+    ) -> None:
+        self._config = config
+        self._work = work
+        self._divert = divert
+        # Tables grow by a million rows before their statistics say so: a plan made while they
+        # were empty must still go by key. Compiling a plan costs more than running it.
+        self._options = {
+            "lock_timeout": str(lock_timeout_ms),
+            "enable_seqscan": "off",
+            "jit": "off",
+        }
+        self._loop = asyncio.get_running_loop()
+        self._queue: deque[Item[Command, Answer]] = deque()
+        self._sent: Sequence[Item[Command, Answer]] = ()
+        self._wake = asyncio.Event()
+        self._closing = False
+        self._conn: Connection | None = None
+        self._away_since: float | None = None
+        self._reaper: asyncio.TimerHandle | None = None
+        self._task = self._loop.create_task(self._run(), name="ledger lane")
+
+    @property
+    def away(self) -> bool:
+        """Whether the last attempt to reach Postgres failed."""
+        return self._away_since is not None
+
+    def submit(self, command: Command) -> asyncio.Future[Answer]:
+        """Raises LedgerAwayError at once when waiting would be in vain."""
+        if self._closing:
+            raise LedgerAwayError("the ledger is closed")
+        if len(self._queue) >= self._config.queue_max:
+            raise LedgerAwayError(f"{len(self._queue)} commands are waiting already")
+        now = self._loop.time()
+        if self._away_since is not None and now - self._away_since > self._config.answer_timeout_s:
+            raise LedgerAwayError("Postgres has been away for a while")
+        deadline = now + self._config.answer_timeout_s
+        item = Item[Command, Answer](command, self._loop.create_future(), deadline)
+        self.adopt(item)
+        return item.future
+
+    def adopt(self, item: Item[Command, Answer]) -> None:
+        """Queue an item that already has its deadline."""
+        self._queue.append(item)
+        self._wake.set()
+        if self._reaper is None:
+            self._reaper = self._loop.call_later(self._config.answer_timeout_s / 10, self._reap)
+
+    async def close(self) -> None:
+        """Finish what is queued; each item ends by its deadline at the latest."""
+        self._closing = True
+        self._wake.set()
+        await self._task
+        if self._reaper is not None:
+            self._reaper.cancel()
+        await self._disconnect()
+
+    async def _run(self) -> None:
+        while True:
+            self._sent = self._take()
+            if self._sent:
+                await self._commit(self._sent)
+            elif self._closing:
+                return
+            elif self.away:
+                await self._reconnect()
+            else:
+                self._wake.clear()
+                await self._wake.wait()
+
+    def _take(self) -> list[Item[Command, Answer]]:
+        batch: list[Item[Command, Answer]] = []
+        later: list[Item[Command, Answer]] = []
+        keys: set[str] = set()
+        while self._queue and len(batch) < self._config.batch_max:
+            item = self._queue.popleft()
+            if item.future.done():
+                continue
+            key = self._work.key(item.command)
+            if key in keys:
+                later.append(item)
+            else:
+                keys.add(key)
+                batch.append(item)
+        self._queue.extendleft(reversed(later))
+        return batch
+
+    async def _commit(self, batch: Sequence[Item[Command, Answer]]) -> None:
+        pause_s = self._config.retry_pause_min_s
+        while batch := [item for item in batch if not item.future.done()]:
+            try:
+                answers = await self._try(batch)
+            except psycopg.errors.LockNotAvailable:
+                batch = await self._leave_locked(batch)
+                continue
+            except StoreAwayError:
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, self._config.retry_pause_max_s)
+                continue
+            except psycopg.Error as error:
+                await self._isolate(batch, error)
+                return
+            for item, answer in zip(batch, answers, strict=True):
+                if not item.future.done():
+                    item.future.set_result(answer)
+            return
+
+    async def _try(self, batch: Sequence[Item[Command, Answer]]) -> Sequence[Answer]:
+        conn = await self._connected()
+        return await self._bounded(conn, self._work.run(conn, [item.command for item in batch]))
+
+    async def _isolate(self, batch: Sequence[Item[Command, Answer]], error: psycopg.Error) -> None:
+        """One of them breaks a rule of the database's. Halve the batch until it stands alone."""
+        if len(batch) == 1:
+            batch[0].future.set_exception(LedgerRejectedError(str(error)))
+            return
+        middle = len(batch) // 2
+        await self._commit(batch[:middle])
+        await self._commit(batch[middle:])
+
+    async def _leave_locked(
+        self, batch: Sequence[Item[Command, Answer]]
+    ) -> Sequence[Item[Command, Answer]]:
+        """Send those whose account somebody else has locked to the siding; return the others."""
+        if self._divert is None:
+            return batch
+        accounts = {self._work.account(item.command) for item in batch}
+        try:
+            conn = await self._connected()
+            free = await self._bounded(conn, self._work.free(conn, sorted(accounts)))
+        except StoreAwayError:
+            return batch
+        self._divert([item for item in batch if self._work.account(item.command) not in free])
+        return [item for item in batch if self._work.account(item.command) in free]
+
+    async def _bounded(self, conn: Connection, work: Coroutine[Any, Any, Result]) -> Result:
+        """Raises StoreAwayError for whatever may be over when tried again, but locks."""
+        task = self._loop.create_task(work)
+        try:
+            done, _ = await asyncio.wait({task}, timeout=self._config.try_timeout_s)
+            if not done:
+                # Cancelling would wait for the server's consent. Cut, so that the task ends.
+                _cut(conn)
+                await asyncio.wait({task}, timeout=self._config.retry_pause_max_s)
+            return await _result(task)
+        finally:
+            if conn.closed:
+                await self._disconnect()
+
+    async def _connected(self) -> Connection:
+        if self._conn is None:
+            try:
+                self._conn = await connect(self._config.postgres, options=self._options)
+            except StoreAwayError:
+                if self._away_since is None:
+                    self._away_since = self._loop.time()
+                raise
+            self._away_since = None
+        return self._conn
+
+    async def _reconnect(self) -> None:
+        try:
+            await self._connected()
+        except StoreAwayError:
+            await asyncio.sleep(self._config.retry_pause_max_s)
+
+    async def _disconnect(self) -> None:
+        if self._conn is not None:
+            conn, self._conn = self._conn, None
+            await conn.close()
+
+    def _reap(self) -> None:
+        """Fail whatever has waited long enough."""
+        now = self._loop.time()
+        waiting = [item for item in (*self._sent, *self._queue) if not item.future.done()]
+        for item in waiting:
+            if item.deadline <= now:
+                item.future.set_exception(LedgerAwayError("Postgres did not answer in time"))
+        self._reaper = None
+        if waiting:
+            self._reaper = self._loop.call_later(self._config.answer_timeout_s / 10, self._reap)
+
+
+async def _result(task: asyncio.Task[Result]) -> Result:
+    if not task.done():
+        task.cancel()
+        raise StoreAwayError("Postgres did not answer in time")
+    try:
+        return await task
+    except psycopg.errors.LockNotAvailable:
+        raise
+    except psycopg.Error as error:
+        if isinstance(error, psycopg.OperationalError) or error.sqlstate == READ_ONLY_TRANSACTION:
+            raise StoreAwayError(str(error)) from error
+        raise
+
+
+def _cut(conn: Connection) -> None:
+    with socket.socket(fileno=os.dup(conn.fileno())) as wire:
+        wire.shutdown(socket.SHUT_RDWR)

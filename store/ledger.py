@@ -1,0 +1,249 @@
+"""The ledger as gateways and the control plane use it: commands in, answers out.
+
+Commands go to a lane by their account and share its transactions (`store.group_commit`); the
+rules are `core.ledger`'s, kept by the functions of migration 0002. When Postgres is away each
+call raises LedgerAwayError within its bound. After that a reserve must be repeated or
+released, since it may have been done; repeating any command is safe.
+"""
+
+import zlib
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+
+from core.ledger import heard_from, release
+from core.metering import (
+    LedgerRefused,
+    Reserve,
+    Reserved,
+    Settle,
+    Settled,
+    TopUp,
+    Witness,
+)
+from core.money import BILLS_TOKENS, EndCause
+from core.protocol import Usage
+from store.accounts import account, open_account, set_hard_cap
+from store.group_commit import (
+    GroupCommit,
+    GroupCommitConfig,
+    LedgerAwayError,
+    LedgerRejectedError,
+)
+from store.postgres import Connection, PostgresConfig
+from store.queries import load
+
+__all__ = [
+    "BILLING_CAUSES",
+    "Ledger",
+    "LedgerAwayError",
+    "LedgerRejectedError",
+    "NotReservedError",
+    "account",
+    "open_account",
+    "set_hard_cap",
+]
+
+Command: TypeAlias = Reserve | TopUp | Settle | Witness
+Answer: TypeAlias = Reserved | LedgerRefused | Settled | None
+
+BILLING_CAUSES = [cause.value for cause, bills in BILLS_TOKENS.items() if bills]
+
+_sql = load("ledger")
+_json = msgspec.json.Encoder()
+
+
+class NotReservedError(Exception):
+    """A settlement of a request that was never reserved: reserve it first."""
+
+
+class Ledger:
+    """One for each process; safe for any number of concurrent callers on one event loop."""
+
+    def __init__(self, config: GroupCommitConfig, lanes: int) -> None:
+        self._lanes = [GroupCommit[Command, Answer](config, _Commands()) for _ in range(lanes)]
+
+    @classmethod
+    async def open(
+        cls, database_url: str, *, lanes: int = 1, application_name: str = "headworks ledger"
+    ) -> "Ledger":
+        """Opens whether Postgres is there or not; connections are made when first needed."""
+        postgres = PostgresConfig(database_url=database_url, application_name=application_name)
+        return cls(GroupCommitConfig(postgres=postgres), lanes)
+
+    async def close(self) -> None:
+        """Finish what was asked, within `answer_timeout_s`, then refuse everything."""
+        for lane in self._lanes:
+            await lane.close()
+
+    @property
+    def away(self) -> bool:
+        """Whether Postgres could not be reached when last tried."""
+        return any(lane.away for lane in self._lanes)
+
+    async def reserve(self, asked: Reserve) -> Reserved | LedgerRefused:
+        """Hold the amount and open the request's usage row.
+
+        Raises:
+            LedgerAwayError: It may be held: repeat this, or `release` it until answered.
+        """
+        if asked.amount_micro < 0:
+            raise ValueError(f"cannot reserve {asked.amount_micro}")
+        answer = await self._lane(asked.tenant_id).submit(asked)
+        assert isinstance(answer, Reserved | LedgerRefused)
+        return answer
+
+    async def top_up(self, more: TopUp) -> Reserved | LedgerRefused:
+        """Raise the reservation to a total; a total already reached changes nothing."""
+        answer = await self._lane(more.tenant_id).submit(more)
+        assert isinstance(answer, Reserved | LedgerRefused)
+        return answer
+
+    async def settle(self, word: Settle) -> Settled:
+        """Fix the end cause, post the bill, free the rest.
+
+        Raises:
+            NotReservedError: There is no such request of this tenant's.
+            LedgerAwayError: Repeat it.
+        """
+        if len({said.attempt for said in word.attempts}) < len(word.attempts):
+            raise ValueError("an attempt is reported twice")
+        for said in word.attempts:
+            _check(said.usage)
+        answer = await self._lane(word.tenant_id).submit(word)
+        if isinstance(answer, LedgerRefused):
+            raise NotReservedError(word.request_id)
+        assert isinstance(answer, Settled)
+        return answer
+
+    async def release(self, request_id: str, tenant_id: str, *, ended_ms: int) -> Settled:
+        """Free a reservation that no worker heard of; refuse its id if it was never reserved."""
+        return await self.settle(release(request_id, tenant_id, ended_ms))
+
+    async def reconcile(self, witness: Witness) -> Settled | None:
+        """Take a witness's totals and post what they change.
+
+        None: the request is open or not known yet, and its settlement will count them.
+        """
+        _check(witness.usage)
+        answer = await self._lane(witness.request_id).submit(witness)
+        assert answer is None or isinstance(answer, Settled)
+        return answer
+
+    def _lane(self, account_or_request: str) -> GroupCommit[Command, Answer]:
+        return self._lanes[zlib.crc32(account_or_request.encode()) % len(self._lanes)]
+
+
+class _Commands:
+    """How a batch of commands is said in SQL."""
+
+    def key(self, command: Command) -> str:
+        return command.request_id
+
+    def account(self, command: Command) -> str:
+        # A witness does not say whose request it is; "" is an account that is never free.
+        return "" if isinstance(command, Witness) else command.tenant_id
+
+    async def run(self, conn: Connection, commands: Sequence[Command]) -> Sequence[Answer]:
+        answers: list[Answer] = [None] * len(commands)
+        by_kind: dict[str, list[int]] = {"settle": [], "top_up": [], "reserve": [], "witness": []}
+        for position, command in enumerate(commands):
+            by_kind[_KINDS[type(command)]].append(position)
+        witnesses = by_kind.pop("witness")
+        if any(by_kind.values()):
+            await self._apply(conn, commands, by_kind, answers)
+        if witnesses:
+            await self._reconcile(conn, commands, witnesses, answers)
+        return answers
+
+    async def free(self, conn: Connection, accounts: Sequence[str]) -> set[str]:
+        cursor = await conn.execute(_sql["free_accounts"], {"tenants": list(accounts)})
+        return {tenant_id for (tenant_id,) in await cursor.fetchall()}
+
+    async def _apply(
+        self,
+        conn: Connection,
+        commands: Sequence[Command],
+        by_kind: dict[str, list[int]],
+        answers: list[Answer],
+    ) -> None:
+        parameters: dict[str, Any] = {
+            f"{kind}s": _json.encode([commands[at] for at in positions]).decode()
+            if positions
+            else None
+            for kind, positions in by_kind.items()
+        }
+        parameters["tenants"] = list(
+            {self.account(commands[at]) for positions in by_kind.values() for at in positions}
+        )
+        parameters["billing_causes"] = BILLING_CAUSES
+        cursor = conn.cursor(binary=True)
+        await cursor.execute(_sql["apply"], parameters, prepare=True)
+        for kind, n, *columns in await cursor.fetchall():
+            answers[by_kind[kind][n - 1]] = _answer(kind, columns)
+
+    async def _reconcile(
+        self,
+        conn: Connection,
+        commands: Sequence[Command],
+        positions: list[int],
+        answers: list[Answer],
+    ) -> None:
+        words = []
+        for at in positions:
+            witness = commands[at]
+            assert isinstance(witness, Witness)
+            words.append(
+                {
+                    "request_id": witness.request_id,
+                    "attempt": witness.attempt,
+                    "source": witness.source,
+                    **msgspec.structs.asdict(heard_from(witness)),
+                }
+            )
+        # Two transactions, in this order: see ledger_recount.
+        await conn.execute(_sql["hear"], {"witnesses": _json.encode(words).decode()})
+        cursor = await conn.execute(
+            _sql["recount"],
+            {
+                "request_ids": [commands[at].request_id for at in positions],
+                "billing_causes": BILLING_CAUSES,
+            },
+        )
+        for kind, n, *columns in await cursor.fetchall():
+            answers[positions[n - 1]] = _answer(kind, columns)
+
+
+_KINDS: dict[type[Command], str] = {
+    Settle: "settle",
+    TopUp: "top_up",
+    Reserve: "reserve",
+    Witness: "witness",
+}
+
+
+def _answer(kind: str, columns: Sequence[Any]) -> Answer:
+    refused, reserved_micro, posted_micro, hard_cap_micro, *ended = columns
+    if refused is not None:
+        return LedgerRefused(
+            reason=refused,
+            reserved_micro=reserved_micro or 0,
+            posted_micro=posted_micro or 0,
+            hard_cap_micro=hard_cap_micro or 0,
+        )
+    if kind != "settle":
+        return Reserved(reserved_micro=reserved_micro)
+    billed_micro, cause, prompt_tokens, cached_tokens, output_tokens = ended
+    return Settled(
+        billed_micro=billed_micro,
+        metered=Usage(
+            prompt_tokens=prompt_tokens, cached_tokens=cached_tokens, output_tokens=output_tokens
+        ),
+        cause=EndCause(cause),
+    )
+
+
+def _check(usage: Usage) -> None:
+    if not 0 <= usage.cached_tokens <= usage.prompt_tokens or usage.output_tokens < 0:
+        raise ValueError(f"no tokens can be counted so: {usage}")
