@@ -11,7 +11,7 @@ control token, even one pieced together from content and template.
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -115,11 +115,10 @@ class ControlTokens:
         return places
 
 
-def choose_mark(texts: Iterable[str]) -> str:
+def choose_mark(texts: Collection[str]) -> str:
     """A mark that none of these texts holds. Raises TextRefusedError when they hold all."""
-    held = set[str]().union(*(set(MARKS).intersection(text) for text in texts))
     for mark in MARKS:
-        if mark not in held:
+        if not any(mark in text for text in texts):
             return mark
     raise TextRefusedError("the text holds every character reserved for marking")
 

@@ -24,13 +24,18 @@ def read_hf(directory: Path) -> TokenizerParts:
     tokenizer_config = _read_json(directory / "tokenizer_config.json")
     tokenizer = _read_tokenizer(directory / "tokenizer.json")
     variables = _variables(tokenizer_config)
+    # transformers makes every token with a name a control token, whatever tokenizer.json says.
+    named = [*variables.values(), *_additional(tokenizer_config)]
+    tokenizer.add_special_tokens(
+        [text for text in named if tokenizer.token_to_id(text) is not None]
+    )
     try:
         return TokenizerParts(
             tokenizer=tokenizer,
             control=_control(tokenizer),
             template=read_template(directory),
             variables=variables,
-            prefix_ids=_prefix_ids(tokenizer, tokenizer_config, variables),
+            prefix_ids=_prefix_ids(tokenizer),
             eos_ids=_eos_ids(directory, config, tokenizer, variables),
             vocab_size=int(config["vocab_size"]),
             context_tokens=int(config["max_position_embeddings"]),
@@ -95,21 +100,25 @@ def _control(tokenizer: Tokenizer) -> list[ControlToken]:
 def _variables(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
     variables = {}
     for name in _NAMED_TOKENS:
-        token = tokenizer_config.get(f"{name}_token")
-        text = token.get("content") if isinstance(token, dict) else token
-        if isinstance(text, str):
+        text = _token_text(tokenizer_config.get(f"{name}_token"))
+        if text is not None:
             variables[f"{name}_token"] = text
     return variables
 
 
-def _prefix_ids(
-    tokenizer: Tokenizer, tokenizer_config: Mapping[str, Any], variables: Mapping[str, str]
-) -> tuple[int, ...]:
-    """As transformers: the post-processor decides, unless `add_bos_token` is written out."""
-    if "add_bos_token" in tokenizer_config or tokenizer.post_processor is None:
-        bos = tokenizer.token_to_id(variables.get("bos_token", ""))
-        wanted = bool(tokenizer_config.get("add_bos_token"))
-        return (bos,) if wanted and bos is not None else ()
+def _additional(tokenizer_config: Mapping[str, Any]) -> list[str]:
+    found = tokenizer_config.get("additional_special_tokens") or ()
+    return [text for text in map(_token_text, found) if text is not None]
+
+
+def _token_text(token: object) -> str | None:
+    """A token is written as its text, or as an object that holds it."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
+
+
+def _prefix_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """What the post-processor puts before a text; `add_bos_token` beside it means nothing."""
     encoding = tokenizer.encode("a")
     mask = encoding.special_tokens_mask
     return tuple(encoding.ids[: mask.index(0)]) if 0 in mask else ()
