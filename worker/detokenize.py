@@ -64,7 +64,6 @@ class Detokenizer:
 
     def __init__(self, text: TokenText, stops: Iterable[str]) -> None:
         self.stopped: str | None = None
-        self.released_chars = 0
         self._text = text
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._matchers = [_StopMatcher(stop) for stop in sorted(stops, key=len, reverse=True)]
@@ -96,5 +95,4 @@ class Detokenizer:
     def _release(self, hold: int) -> str:
         cut = len(self._held) - hold
         released, self._held = self._held[:cut], self._held[cut:]
-        self.released_chars += len(released)
         return released

@@ -1,0 +1,108 @@
+"""A runner without a model: KV is a chained hash of the fed tokens, the next token their hash.
+
+As in a transformer, the KV of a position depends on everything before it, and a draw reads the
+KV of every position through the block table. So a block shared, evicted, copied or overwritten
+wrongly changes the output. `expected` is the same model without blocks, steps or neighbours.
+"""
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+
+from core.protocol import TokenLogprob
+from worker.step import Draw, Row, Sampled, StepPlan, StepResult
+
+VOCAB_SIZE = 300
+_MASK = (1 << 64) - 1
+
+
+def _chain(before: int, token: int) -> int:
+    return ((before ^ token) * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03) & _MASK
+
+
+def _next_token(kv: Sequence[int], draw: Draw) -> int:
+    """Greedy draws ignore (seed, choice, index)."""
+    dice = 0 if draw.temperature == 0 else hash((draw.seed, draw.choice, draw.index))
+    mixed = dice & _MASK
+    for value in kv:
+        mixed = _chain(mixed, value)
+    return random.Random(mixed).randrange(VOCAB_SIZE)
+
+
+def expected(prompt: Sequence[int], draw: Callable[[int], Draw], number: int) -> list[int]:
+    """The first `number` output tokens; `draw` gives the draw at each index."""
+    kv: list[int] = []
+    for token in prompt:
+        kv.append(_chain(kv[-1] if kv else 0, token))
+    output = []
+    for index in range(number):
+        output.append(_next_token(kv, draw(index)))
+        kv.append(_chain(kv[-1], output[-1]))
+    return output
+
+
+def logprob_of(token_id: int, number: int) -> TokenLogprob:
+    top = tuple(((token_id + i) % VOCAB_SIZE, -0.5 - i) for i in range(number))
+    return TokenLogprob(id=token_id, logprob=-0.5, top=top)
+
+
+class FakeRunner:
+    """Implements `worker.step.Runner`, and asserts what a plan promises.
+
+    `before` is called with each plan first: to raise, to wait, to count.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_tokens: int,
+        before: Callable[[StepPlan], None] = lambda plan: None,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_tokens = block_tokens
+        self.kv: dict[tuple[int, int], int] = {}
+        self.num_fed = 0
+        self.before = before
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.before(plan)
+        assert plan.rows
+        self._assert_no_overlap(plan)
+        self._copy(plan.copies)
+        for row in plan.rows:
+            self._write(row)
+        return StepResult(sampled=tuple(self._draw(row, row.draw) for row in plan.rows if row.draw))
+
+    def _copy(self, copies: Iterable[tuple[int, int]]) -> None:
+        before = dict(self.kv)
+        for source, destination in copies:
+            for offset in range(self.block_tokens):
+                self.kv[destination, offset] = before.get((source, offset), -1)
+
+    def _write(self, row: Row) -> None:
+        assert row.token_ids
+        end = row.start + len(row.token_ids)
+        assert len(row.blocks) == -(-end // self.block_tokens), "the table covers just the row"
+        value = self.kv[self._slot(row, row.start - 1)] if row.start else 0
+        for position, token in enumerate(row.token_ids, row.start):
+            value = self.kv[self._slot(row, position)] = _chain(value, token)
+        self.num_fed += len(row.token_ids)
+
+    def _draw(self, row: Row, draw: Draw) -> Sampled:
+        end = row.start + len(row.token_ids)
+        token = _next_token([self.kv[self._slot(row, at)] for at in range(end)], draw)
+        logprob = None if draw.logprobs is None else logprob_of(token, draw.logprobs)
+        return Sampled(token_id=token, logprob=logprob)
+
+    def _slot(self, row: Row, position: int) -> tuple[int, int]:
+        block = row.blocks[position // self.block_tokens]
+        assert 0 <= block < self.num_blocks
+        return block, position % self.block_tokens
+
+    def _assert_no_overlap(self, plan: StepPlan) -> None:
+        for number, row in enumerate(plan.rows):
+            written = set(row.blocks[row.start // self.block_tokens :])
+            for other, reader in enumerate(plan.rows):
+                assert other == number or not written & set(reader.blocks), "written while read"
+        destinations = [destination for _, destination in plan.copies]
+        assert len(set(destinations)) == len(destinations)
+        assert len({row.sequence for row in plan.rows}) == len(plan.rows)
