@@ -1,0 +1,49 @@
+-- Gateways' leases, and what the sweeper reads. All times are the database's.
+
+-- name: assert_lease
+INSERT INTO gateways (id, region, lease_ms, last_seen)
+VALUES (:gateway_id, :region, :lease_ms, now())
+ON CONFLICT (id) DO UPDATE
+SET last_seen = excluded.last_seen, lease_ms = excluded.lease_ms, retired = false
+
+-- name: retire_lease
+UPDATE gateways SET retired = true WHERE id = :gateway_id
+
+-- name: clock
+SELECT now(), pg_postmaster_start_time()
+
+-- What gateways silent for a full lease still hold. A gateway that we may not have been able to
+-- hear is not silent: its silence counts from our own contact with Postgres. One that has no
+-- row counts from the reservation itself.
+-- name: abandoned
+WITH silent AS (
+    SELECT r.request_id, r.gateway_id,
+           coalesce(g.lease_ms, :lease_ms) * interval '1 millisecond' AS lease,
+           CASE WHEN g.retired THEN '-infinity'::timestamptz
+                ELSE greatest(coalesce(g.last_seen, r.opened_at), :contact_since)
+           END AS since
+    FROM reservations AS r LEFT JOIN gateways AS g ON g.id = r.gateway_id
+)
+SELECT s.request_id, s.gateway_id,
+       EXISTS (SELECT FROM witnesses AS w
+               WHERE w.request_id = s.request_id AND w.source = 'journal' AND w.final)
+       OR s.since < now() - s.lease - :grace_ms * interval '1 millisecond' AS is_ripe
+FROM silent AS s
+WHERE s.since < now() - s.lease
+ORDER BY is_ripe DESC, s.request_id
+LIMIT :limit
+
+-- name: expire
+SELECT cause, billed_micro
+FROM ledger_expire(:request_ids, (extract(epoch FROM now()) * 1000)::bigint, :billing_causes)
+
+-- name: forget_refusals
+DELETE FROM refusals
+WHERE request_id IN (SELECT request_id FROM refusals
+                     WHERE at < now() - :kept_s * interval '1 second'
+                     ORDER BY at LIMIT :limit)
+
+-- name: forget_gateways
+DELETE FROM gateways AS g
+WHERE g.last_seen < now() - :kept_s * interval '1 second'
+  AND NOT EXISTS (SELECT FROM reservations AS r WHERE r.gateway_id = g.id)
