@@ -2,7 +2,8 @@
 
 A gateway reads the whole view each second and routes from it; it never routes from anything
 older than its last view. `route_version` and `version` come from one counter that rises with
-every change of a route, so equal numbers mean equal answers.
+every change of a route: equal numbers mean equal routes, while prices start by their date and
+replicas come and go.
 """
 
 import msgspec

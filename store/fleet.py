@@ -62,6 +62,12 @@ async def current_boot(conn: Connection, replica_id: str) -> CurrentBoot | None:
         return await cursor.fetchone()
 
 
+async def desired_state(conn: Connection, replica_id: str) -> str | None:
+    """What its deployment is wanted to do; None for a replica never heard of."""
+    row = await (await conn.execute(_sql["desired_state"], {"replica_id": replica_id})).fetchone()
+    return None if row is None else str(row[0])
+
+
 async def boot_position(conn: Connection, boot_id: str) -> int | None:
     """The boot's acknowledged journal sequence; None for a boot never heard of."""
     row = await (await conn.execute(_sql["boot_position"], {"boot_id": boot_id})).fetchone()

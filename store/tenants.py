@@ -4,6 +4,8 @@ Every change takes a number from the `tenancy` clock as the row's version. A key
 never here, only its keyed digest.
 """
 
+from collections.abc import Mapping
+
 import msgspec
 
 from core.ids import KeyId, TenantId
@@ -136,9 +138,8 @@ async def create_key(
 ) -> int:
     """Returns the key's version. The tenant exists, or the database refuses."""
     version = await next_change(conn, "tenancy")
-    values = {"id": key_id, "tenant_id": tenant_id, "name": name}
-    values |= {"public": public, "digest": digest, "version": version}
-    await conn.execute(_sql["create_key"], values)
+    names = {"id": key_id, "tenant_id": tenant_id, "name": name, "public": public}
+    await conn.execute(_sql["create_key"], {**names, "digest": digest, "version": version})
     return version
 
 
@@ -190,7 +191,7 @@ async def changes_since(conn: Connection, since: int, *, limit: int = CHANGES_MA
     return Changes(keys=tuple(keys), tenants=tuple(tenants), version=version)
 
 
-async def _tenants(conn: Connection, statement: str, values: dict[str, object]) -> list[Tenant]:
+async def _tenants(conn: Connection, statement: str, values: Mapping[str, object]) -> list[Tenant]:
     async with conn.cursor(row_factory=struct_row(_TenantRow)) as cursor:
         await cursor.execute(_sql[statement], values)
         return [row.tenant() for row in await cursor.fetchall()]

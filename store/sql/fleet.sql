@@ -2,6 +2,10 @@
 -- What a message is judged against; locked, so that two lives cannot pass each other.
 SELECT boot_id, state, beat_seq FROM replicas WHERE replica_id = :replica_id FOR UPDATE;
 
+-- name: desired_state
+SELECT d.desired_state FROM replicas r JOIN deployments d ON d.name = r.deployment
+ WHERE r.replica_id = :replica_id;
+
 -- name: boot_position
 SELECT acked FROM journal_positions WHERE boot_id = :boot_id;
 
