@@ -6,7 +6,8 @@ start and says which. An unknown `HEADWORKS_` name is ignored: processes share e
 """
 
 from collections.abc import Mapping
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -32,7 +33,7 @@ def read_settings(kind: type[Settings], environ: Mapping[str, str]) -> Settings:
         elif field.required:
             raise SettingsError(f"{env_name(field.name)} is not set")
     try:
-        return msgspec.convert(found, kind, strict=False)
+        return msgspec.convert(found, kind, strict=False, dec_hook=_custom)
     except msgspec.ValidationError as error:
         raise SettingsError(_rename(str(error))) from error
 
@@ -40,6 +41,10 @@ def read_settings(kind: type[Settings], environ: Mapping[str, str]) -> Settings:
 def env_name(field: str) -> str:
     """`gateway_port` -> `HEADWORKS_GATEWAY_PORT`."""
     return PREFIX + field.upper()
+
+
+def _custom(kind: type, value: Any) -> object:
+    return kind(value) if kind is Path else value
 
 
 def _rename(message: str) -> str:

@@ -70,13 +70,20 @@ class ControlLink:
             tasks.create_task(self._beat_for_ever())
             tasks.create_task(self._deliver_for_ever())
 
-    async def close(self) -> None:
-        """Say the last state and deliver what is left, once and within a bound."""
+    async def beat_once(self) -> None:
+        """Tell the present state now; not being heard is not an error."""
         try:
             await self._beat()
+        except (httpx.HTTPError, FencedError) as error:
+            _log.info("a beat was not heard", extra={"facts": {"reason": str(error)}})
+
+    async def close(self) -> None:
+        """Say the last state and deliver what is left, once and within a bound."""
+        await self.beat_once()
+        try:
             await self._deliver(self._server.journal)
         except (httpx.HTTPError, FencedError) as error:
-            _log.warning("left without a goodbye", extra={"facts": {"reason": str(error)}})
+            _log.warning("journal kept for later", extra={"facts": {"reason": str(error)}})
         await self._client.aclose()
 
     async def _register(self) -> None:

@@ -58,7 +58,7 @@ class Engine:
         wall_ms: Callable[[], int] = _wall_ms,
     ) -> None:
         self._text = text
-        self._config = config
+        self.config = config
         self._wall_ms = wall_ms
         self._numbers = count(1)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -110,13 +110,13 @@ class Engine:
         `emit` must not block. Refused in this order: wrong_version, draining, duplicate,
         fits_never, full. A request that is wrong in itself is accepted and told `Failed`.
         """
-        if request.version != self._config.version:
+        if request.version != self.config.version:
             return Nack(reason="wrong_version")
         try:
             generation = open_generation(
                 request,
                 self._text,
-                context_tokens=self._config.context_tokens,
+                context_tokens=self.config.context_tokens,
                 numbers=self._numbers,
                 arrived_ms=monotonic_ms(),
             )
@@ -143,7 +143,7 @@ class Engine:
         """As of the step in progress, and with everything accepted since it began."""
         with self._wake:
             arrived = [sequence for live in self._inbox for sequence in live.generation.sequences]
-            blocks = sum(self._config.blocks_for(sequence.num_tokens) for sequence in arrived)
+            blocks = sum(self.config.blocks_for(sequence.num_tokens) for sequence in arrived)
             return msgspec.structs.replace(
                 self._snapshot,
                 waiting=self._snapshot.waiting + len(arrived),
@@ -175,7 +175,7 @@ class Engine:
         with self._wake:
             nack = self._refusal(live.generation.id)
             if nack is None and sequences:
-                nack = refuse(self._config, sequences, self._waiting_tokens)
+                nack = refuse(self.config, sequences, self._waiting_tokens)
                 self._waiting_tokens += 0 if nack else prefill_tokens(sequences)
             if nack is None:
                 self._accepted[live.generation.id] = live

@@ -26,6 +26,7 @@ from core.protocol import (
     encode_frame,
 )
 from worker.attempts import Attempt, Attempts, Key, wall_ms
+from worker.events import Emit, EngineLoad
 from worker.journal import Journal
 from worker.lifecycle import Lifecycle
 from worker.metrics import Metrics
@@ -41,22 +42,10 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 _log = logging.getLogger(__name__)
 
 
-class EngineLoad(Protocol):
-    """What the engine reports of itself."""
-
-    kv_blocks_total: int
-    kv_blocks_free: int
-    running: int
-    waiting: int
-    steps: int
-    integrity: bool
-    healthy: bool
-
-
 class EngineFace(Protocol):
     """The part of the engine (or another backend) that serving needs."""
 
-    def submit(self, request: Generate, emit: Callable[..., None]) -> Nack | None:
+    def submit(self, request: Generate, emit: Emit) -> Nack | None:
         """Take a request, or say why not. `emit` is called on the engine's thread."""
 
     def abort(self, request_id: str, attempt: int) -> bool:

@@ -1,0 +1,47 @@
+"""`python -m worker`: read the environment, load, serve, drain."""
+
+import asyncio
+import logging
+import os
+import sys
+
+import uvicorn
+import uvloop
+
+from core import ids, log
+from core.settings import SettingsError, read_settings
+from worker.process import Worker
+from worker.settings import WorkerSettings
+
+
+def main() -> int:
+    """The exit status: 0 after a clean stop, 2 for a bad setting, else 1."""
+    try:
+        settings = read_settings(WorkerSettings, os.environ)
+    except SettingsError as error:
+        print(f"worker: {error}", file=sys.stderr)
+        return 2
+    log.configure("worker", settings.log_level)
+    worker = Worker(settings, boot_id=ids.boot_id(os.urandom(ids.ENTROPY_BYTES)))
+    server = uvicorn.Server(
+        uvicorn.Config(
+            worker.server,
+            host=settings.worker_host,
+            port=settings.worker_port,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_keep_alive=120,  # gateways keep connections; they close them first
+            timeout_graceful_shutdown=settings.drain_timeout_s + 5,
+        )
+    )
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(worker.run(server))
+    except Exception:
+        logging.getLogger("worker").exception("the worker ended")
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
