@@ -157,12 +157,12 @@ class Renew(msgspec.Struct, frozen=True, kw_only=True):
     loads: tuple[tuple[str, Load], ...] = ()  # replica id, newest report
     acks: tuple[str, ...] = ()  # tickets whose grant arrived
     held: tuple[tuple[Arm, Placed | None], ...] = ()  # everything in flight, after a new epoch
-    more_held: bool = False  # the rest of `held` comes with the next renew
+    announces: bool = False  # `held`, with that of the renews before this, is complete
     outputs: tuple[tuple[str, int], ...] = ()  # ticket, output tokens so far: absolute
 
 
 class Renewed(msgspec.Struct, frozen=True, kw_only=True):
-    """`reannounce`: the dispatcher has lost its memory; send `held` before anything runs.
+    """`reannounce`: the dispatcher does not know this gateway's tickets; send all as `held`.
 
     A grant is acted on only when it comes back in `confirmed`: one that was acknowledged too
     late has gone back to the queue, and perhaps elsewhere.

@@ -1,0 +1,41 @@
+"""Every key in Valkey, named in one place.
+
+A hash tag for each tenant and one for each pool, so that a script's keys share a slot and
+pools can be spread over servers. What each key holds is told in the headers of `store/lua`.
+"""
+
+POOL_PARTS = (
+    "state",
+    "replicas",
+    "tickets",
+    "owned",
+    "gateways",
+    "granted",
+    "unacked",
+    "unreported",
+    "fifo",
+    "interactive",
+    "standard",
+    "batch",
+    "counters",
+    "prefixes",
+    "recency",
+)
+TENANT_PARTS = ("levels", "held", "charges", "versions")
+
+ROUTE_VERSIONS = b"versions:routes"  # hash: public model name -> newest version pushed
+
+
+def tenant_keys(tenant: str) -> tuple[bytes, ...]:
+    """The keys of a tenant's scripts, in `TENANT_PARTS` order."""
+    return tuple(f"{{t:{tenant}}}:{part}".encode() for part in TENANT_PARTS)
+
+
+def pool_keys(pool: str) -> tuple[bytes, ...]:
+    """The keys of a pool's scripts, in `POOL_PARTS` order."""
+    return tuple(f"{{p:{pool}}}:{part}".encode() for part in POOL_PARTS)
+
+
+def wake_channel(gateway: str) -> bytes:
+    """Where a gateway incarnation hears that a pool has a grant for it."""
+    return f"wake:{gateway}".encode()

@@ -1,0 +1,79 @@
+-- Place a ticket on a replica, queue it, or drop it. Twin: `core.dispatch.Pool.arm`.
+--
+-- KEYS    a pool's 15 keys (see lib/pool_state.lua)
+-- ARGV    1 now_ms   ms, or "" for the server's clock (tests set it)
+--         2 pool     text, told to gateways that are woken
+--         3 gateway  text, the incarnation that asks
+--         4 arm      msgpack map, `core.tickets.Arm`
+-- RETURNS msgpack array: epoch, outcome, grants
+--         outcome: {"placed", replica, boot_id, url, placement, prefix_matched}
+--                  {"queued", position, expected_wait_ms} | {"dropped", reason}
+--         grants: of the caller's other tickets, each {ticket, outcome}
+
+local gateway, arm = ARGV[3], cmsgpack.unpack(ARGV[4])
+
+local function answer(ticket)
+  if ticket.state == 'queued' then
+    local position = position_in(ticket.service_class)
+    return {'queued', position, expected_wait_ms(position)}
+  end
+  local outcome = outcome_of(ticket)
+  if ticket.state == 'dropped' then forget(ticket) end
+  return outcome
+end
+
+-- The answer to a ticket already here, or nil when it starts again.
+local function rearm(known)
+  if known.state == 'queued' then
+    dispatch(known.ticket)
+    return answer(known)
+  end
+  if known.state == 'dropped' then return answer(known) end
+  if not contains(arm.exclude, known.placed.replica) then
+    return acknowledge(known.gateway, known.ticket)[2]
+  end
+  local replica = replica_of(known)
+  if replica then
+    replica.paused_until_ms = pool.now_ms + RULES.placement.decline_pause_ms
+    change_replica(replica)
+  end
+  refund_ticket(known)
+  forget(known)
+  return nil
+end
+
+local function refusal()
+  if arm.deadline_ms > 0 and arm.deadline_ms <= pool.now_ms then return 'expired' end
+  local reason = hopeless(arm.kv_blocks)
+  if reason then return reason end
+  local is_full = pool.counts[arm.service_class] >= RULES.queue.queue_max
+  return is_full and not arm.at_head and 'queue_full' or nil
+end
+
+local function start(is_back)
+  local reason = refusal()
+  if reason then return {'dropped', reason} end
+  local ticket = new_ticket(arm, gateway)
+  if waiting_count() == 0 and is_open() then
+    enter_class(ticket.service_class, ticket.tenant)
+    leave_class(ticket.service_class, ticket.tenant)
+    local able = candidates(ticket.kv_blocks, ticket.exclude)
+    local replica = choose(able, ticket.kv_blocks, ticket.prefix_hashes, 0)
+    if replica then
+      place(ticket, replica, 'placed')
+      return answer(ticket)
+    end
+  end
+  enqueue(ticket, arm.at_head or is_back)
+  dispatch(ticket.ticket)
+  return answer(ticket)
+end
+
+begin(ARGV[1])
+if not heard(gateway) then pool.owing[gateway] = true end
+local known = find_ticket(arm.ticket)
+local outcome = known and rearm(known) or nil
+if not outcome then outcome = start(known ~= nil) end
+local reply = cmsgpack.pack({pool.epoch, outcome, grants_for(gateway)})
+close_pool(gateway, ARGV[2])
+return reply

@@ -1,0 +1,390 @@
+"""The dispatcher twice, as pure state machines and as scripts on a server, told the same.
+
+`TwinTenant` and `TwinPool` run each command on both, and compare every answer and the whole
+state after it.
+"""
+
+from typing import Any
+
+import msgspec
+import redis
+
+from core.dispatch import Pool, PoolRules
+from core.limits import Buckets, LimitRules, admit, cancel, charge, check_versions, finish
+from core.tickets import Admit, Admitted, Arm, Dropped, Grant, Limits, Placed, Queued, Renew, Stale
+from store.keys import pool_keys, tenant_keys
+from store.scripts import Script, load_scripts
+
+SCRIPTS_CACHE: dict[tuple[PoolRules, LimitRules], Any] = {}
+
+
+def scripts_for(pool: PoolRules, limits: LimitRules) -> Any:
+    key = (pool, limits)
+    if key not in SCRIPTS_CACHE:
+        SCRIPTS_CACHE[key] = load_scripts(pool, limits)
+    return SCRIPTS_CACHE[key]
+
+
+def run(client: redis.Redis, script: Script, keys: tuple[bytes, ...], *args: Any) -> Any:
+    try:
+        return client.evalsha(script.sha.decode(), len(keys), *keys, *args)
+    except redis.exceptions.NoScriptError:
+        return client.eval(script.text, len(keys), *keys, *args)
+
+
+class TwinTenant:
+    """One tenant's limits."""
+
+    def __init__(self, client: redis.Redis, rules: LimitRules, tenant: str = "ten") -> None:
+        self.client, self.rules = client, rules
+        self.keys = tenant_keys(tenant)
+        self.scripts = scripts_for(PoolRules(), rules)
+        self.pure = Buckets()
+        self.versions: dict[str, int] = {}
+        client.flushall()
+
+    def push(self, field: str, version: int) -> None:
+        self.versions[field] = version
+        self.client.hset(self.keys[3], field, version)
+
+    def admit(self, asked: Admit, now_ms: int) -> Any:
+        expected = check_versions(self.versions, asked)
+        if expected is None:
+            expected = admit(self.pure, asked, now_ms, self.rules)
+        limits = asked.limits
+        reply = run(
+            self.client,
+            self.scripts.admit,
+            self.keys,
+            now_ms,
+            asked.ticket,
+            asked.key,
+            asked.versions.key,
+            asked.versions.tenant,
+            limits.requests_per_min,
+            limits.input_tokens_per_min,
+            limits.output_tokens_per_min,
+            limits.concurrency,
+            asked.input_tokens,
+        )
+        assert reply == self._flat(expected)
+        if not isinstance(expected, Stale):
+            self._compare()
+        return expected
+
+    def charge(self, outputs: tuple[tuple[str, int], ...], now_ms: int) -> None:
+        charge(self.pure, outputs, now_ms, self.rules)
+        flat = [part for pair in outputs for part in pair]
+        run(self.client, self.scripts.charge, self.keys[:3], now_ms, *flat)
+        self._compare()
+
+    def finish(self, ticket: str, input_tokens: int, output_total: int, now_ms: int) -> None:
+        finish(
+            self.pure, ticket, input_tokens=input_tokens, output_total=output_total, now_ms=now_ms
+        )
+        run(
+            self.client,
+            self.scripts.finish_tenant,
+            self.keys[:3],
+            now_ms,
+            ticket,
+            input_tokens,
+            output_total,
+        )
+        self._compare()
+
+    def cancel(self, ticket: str, now_ms: int) -> None:
+        cancel(self.pure, ticket, now_ms)
+        run(self.client, self.scripts.cancel_tenant, self.keys[:3], now_ms, ticket)
+        self._compare()
+
+    def _flat(self, answer: Any) -> list[Any]:
+        if isinstance(answer, Stale):
+            return [b"stale", int(answer.key), int(answer.tenant)]
+        room = answer.headroom
+        numbers = [
+            number
+            for part in (room.requests, room.input_tokens, room.output_tokens)
+            for number in (part.limit, part.remaining, part.reset_ms)
+        ]
+        if isinstance(answer, Admitted):
+            return [b"admitted", b"", 0, *numbers]
+        return [b"refused", answer.reason.encode(), answer.retry_after_ms, *numbers]
+
+    def _compare(self) -> None:
+        levels = {k.decode(): int(v) for k, v in self.client.hgetall(self.keys[0]).items()}
+        pure = self.pure
+        expected = {"now_ms": pure.now_ms, **msgspec.to_builtins(pure.limits)}
+        for name in ("requests", "input_tokens", "output_tokens"):
+            if getattr(pure, name) is not None:
+                expected[name] = getattr(pure, name)
+        assert levels == expected
+        held = {
+            name.decode(): int(score)
+            for name, score in self.client.zrange(self.keys[1], 0, -1, withscores=True)
+            if score > pure.now_ms
+        }
+        assert held == {name: one.expires_ms for name, one in pure.held.items()}
+        for name, one in pure.held.items():
+            stored = self.client.hget(self.keys[2], name)
+            assert (
+                stored
+                == (
+                    f"{int(one.charged)}:{one.requests}:{one.input_tokens}"
+                    f":{one.output_tokens}:{one.output_total}"
+                ).encode()
+            )
+
+
+class TwinPool:
+    """One pool."""
+
+    def __init__(self, client: redis.Redis, rules: PoolRules, pool: str = "pool@local") -> None:
+        self.client, self.rules, self.pool = client, rules, pool
+        self.keys = pool_keys(pool)
+        self.scripts = scripts_for(rules, LimitRules())
+        self.pure = Pool(rules)
+        client.flushall()
+
+    def arm(self, arm: Arm, now_ms: int) -> Placed | Queued | Dropped:
+        expected = self.pure.arm(arm, now_ms)
+        epoch, outcome, grants = self._run(
+            self.scripts.arm, now_ms, self.pool, arm.gateway, msgspec.msgpack.encode(arm)
+        )
+        assert outcome == flat(expected)
+        self._compare(epoch, grants, arm.gateway)
+        return expected
+
+    def renew(self, renew: Renew, now_ms: int) -> Any:
+        expected = self.pure.renew(renew, now_ms)
+        epoch, grants, reannounce, confirmed = self._run(
+            self.scripts.renew, now_ms, msgspec.msgpack.encode(renew)
+        )
+        assert reannounce == expected.reannounce
+        assert confirmed == flat_grants(expected.confirmed)
+        assert grants == flat_grants(expected.grants)
+        self._compare(epoch, grants, renew.gateway)
+        return expected
+
+    def finish(
+        self,
+        gateway: str,
+        ticket: str,
+        *,
+        input_tokens: int,
+        output_tokens: int,
+        prefix_hashes: tuple[str, ...],
+        now_ms: int,
+    ) -> None:
+        self.pure.finish(
+            ticket,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            prefix_hashes=prefix_hashes,
+            now_ms=now_ms,
+        )
+        epoch, grants = self._run(
+            self.scripts.finish_pool,
+            now_ms,
+            self.pool,
+            gateway,
+            ticket,
+            input_tokens,
+            output_tokens,
+            msgspec.msgpack.encode(prefix_hashes),
+        )
+        self._compare(epoch, grants, gateway)
+
+    def cancel(self, gateway: str, ticket: str, now_ms: int) -> None:
+        self.pure.cancel(ticket, now_ms)
+        epoch, grants = self._run(self.scripts.cancel_pool, now_ms, self.pool, gateway, ticket)
+        self._compare(epoch, grants, gateway)
+
+    def lose_memory(self) -> None:
+        self.client.flushall()
+        self.pure = Pool(self.rules)
+
+    def _run(self, script: Script, now_ms: int, *args: Any) -> Any:
+        return msgspec.msgpack.decode(run(self.client, script, self.keys, now_ms, *args))
+
+    def _compare(self, epoch: str, grants: Any, gateway: str) -> None:
+        assert epoch == self.pure.epoch
+        assert grants == flat_grants(self.pure.grants_for(gateway))
+        if epoch:
+            assert stored_pool(self.client, self.keys) == pure_pool(self.pure)
+
+
+def flat(outcome: Placed | Queued | Dropped) -> list[Any]:
+    match outcome:
+        case Placed():
+            return [
+                "placed",
+                outcome.replica,
+                outcome.boot_id,
+                outcome.url,
+                outcome.placement,
+                outcome.prefix_matched,
+            ]
+        case Queued():
+            return ["queued", outcome.position, outcome.expected_wait_ms]
+        case Dropped():
+            return ["dropped", outcome.reason]
+
+
+def flat_grants(grants: tuple[Grant, ...]) -> list[Any]:
+    return [[grant.ticket, flat(grant.outcome)] for grant in grants]
+
+
+def pure_pool(pool: Pool) -> dict[str, Any]:
+    """The pure pool's whole state in comparable form."""
+    queue = pool.queue
+    return {
+        "clock": [pool.epoch, pool.now_ms, pool.started_ms, pool.empty_since_ms, pool.numbers],
+        "window": [pool.window_start_ms, pool.window_count, pool.window_before],
+        "owing": sorted(pool.owing),
+        "counts": queue.counts,
+        "credits": queue.credits,
+        "floors": queue.floors,
+        "base": queue.base,
+        "counters": list(queue.counters),
+        "waiting": {name: list(ranking) for name, ranking in queue.waiting.items()},
+        "lines": {"|".join(lane): list(tickets) for lane, tickets in sorted(queue.tickets.items())},
+        "replicas": {
+            name: msgspec.to_builtins(replica)
+            | {"unreported": {t: [u.placement, u.blocks] for t, u in replica.unreported.items()}}
+            for name, replica in pool.replicas.items()
+        },
+        "tickets": {
+            name: [
+                ticket.gateway,
+                ticket.state,
+                flat(ticket.outcome) if ticket.outcome else None,
+                ticket.number,
+                ticket.deadline_ms,
+                ticket.input_tokens,
+                ticket.output_tokens,
+                ticket.cost,
+            ]
+            for name, ticket in pool.tickets.items()
+        },
+        "owned": sorted(f"{g}|{t}" for g, names in pool.owned.items() for t in names),
+        "granted": sorted(f"{g}|{t}" for g, names in pool.granted.items() for t in names),
+        "gateways": list(pool.gateways),
+        "unacked": list(pool.unacked),
+        "prefixes": list(pool.prefixes.owners.items()),
+    }
+
+
+def stored_pool(client: redis.Redis, keys: tuple[bytes, ...]) -> dict[str, Any]:
+    """The same of a pool in the server."""
+    names = (
+        "state replicas tickets owned gateways granted unacked unreported fifo interactive"
+        " standard batch counters prefixes recency"
+    ).split()
+    key = dict(zip(names, keys, strict=True))
+    state = msgspec.msgpack.decode(client.get(key["state"]))
+
+    def ranking(name: str) -> list[tuple[int, str]]:
+        return [(int(s), m.decode()) for m, s in client.zrange(key[name], 0, -1, withscores=True)]
+
+    def members(name: str) -> list[str]:
+        return [member.decode() for member in client.zrange(key[name], 0, -1)]
+
+    unreported: dict[int, dict[str, list[int]]] = {}
+    for member in members("unreported"):
+        number, placement, blocks, ticket = member.split("|", 3)
+        unreported.setdefault(int(number), {})[ticket] = [int(placement), int(blocks)]
+    lines: dict[str, list[str]] = {}
+    for member in members("fifo"):
+        service_class, tenant, _, ticket = member.split("|", 3)
+        lines.setdefault(f"{service_class}|{tenant}", []).append(ticket)
+    replicas = {}
+    for name, packed in client.hgetall(key["replicas"]).items():
+        replica = msgspec.msgpack.decode(packed)
+        replicas[name.decode()] = replica | {"unreported": unreported.pop(replica["number"], {})}
+    assert not unreported, "unreported placements of no replica"
+    owners = client.hgetall(key["prefixes"])
+    return {
+        "clock": [
+            state[part] for part in ("epoch", "now_ms", "started_ms", "empty_since_ms", "numbers")
+        ],
+        "window": [state["window_start_ms"], state["window_count"], state["window_before"]],
+        "owing": sorted(state["owing"]),
+        "counts": state["counts"],
+        "credits": state["credits"],
+        "floors": state["floors"],
+        "base": state["base"],
+        "counters": ranking("counters"),
+        "waiting": {name: ranking(name) for name in ("interactive", "standard", "batch")},
+        "lines": dict(sorted(lines.items())),
+        "replicas": replicas,
+        "tickets": {
+            name.decode(): stored_ticket(msgspec.msgpack.decode(packed))
+            for name, packed in client.hgetall(key["tickets"]).items()
+        },
+        "owned": members("owned"),
+        "granted": members("granted"),
+        "gateways": ranking("gateways"),
+        "unacked": ranking("unacked"),
+        "prefixes": [
+            (name, [int(number) for number in owners[name.encode()].split(b",")])
+            for name in members("recency")
+        ],
+    }
+
+
+def stored_ticket(ticket: dict[str, Any]) -> list[Any]:
+    outcome: list[Any] | None = None
+    if ticket["state"] == "dropped":
+        outcome = ["dropped", ticket["reason"]]
+    elif ticket["state"] != "queued":
+        placed = ticket["placed"]
+        outcome = [
+            "placed",
+            placed["replica"],
+            placed["boot_id"],
+            placed["url"],
+            placed["placement"],
+            placed["prefix_matched"],
+        ]
+    return [
+        ticket["gateway"],
+        ticket["state"],
+        outcome,
+        ticket["number"],
+        ticket["deadline_ms"],
+        ticket["input_tokens"],
+        ticket["output_tokens"],
+        ticket["cost"],
+    ]
+
+
+def an_admit(ticket: str = "t1", **changes: Any) -> Admit:
+    from core.tickets import CacheVersions
+
+    defaults: dict[str, Any] = {
+        "ticket": ticket,
+        "gateway": "gw",
+        "tenant": "ten",
+        "key": "key",
+        "model": "model",
+        "versions": CacheVersions(key=1, tenant=1, route=1),
+        "limits": Limits(),
+        "input_tokens": 10,
+    }
+    return Admit(**(defaults | changes))
+
+
+def an_arm(ticket: str = "t1", **changes: Any) -> Arm:
+    defaults: dict[str, Any] = {
+        "ticket": ticket,
+        "gateway": "gw",
+        "pool": "pool@local",
+        "tenant": "ten",
+        "weight": 1,
+        "service_class": "standard",
+        "deadline_ms": 0,
+        "kv_blocks": 1,
+        "prompt_tokens": 10,
+    }
+    return Arm(**(defaults | changes))
