@@ -108,12 +108,6 @@ def block_tokens(replicas: tuple[ReplicaView, ...]) -> int:
     return min((replica.block_tokens for replica in replicas), default=BLOCK_TOKENS_DEFAULT)
 
 
-def excluded(tried: Mapping[str, str], replicas: tuple[ReplicaView, ...]) -> tuple[str, ...]:
-    """Of the replicas that failed this request, by boot, those not restarted since."""
-    now = {replica.replica: replica.boot_id for replica in replicas}
-    return tuple(replica for replica, boot in tried.items() if now.get(replica, boot) == boot)
-
-
 def _too_long(model: ServedModel, detail: str, param: str) -> Refusal:
     return Refusal(
         code=Code.CONTEXT_LENGTH,

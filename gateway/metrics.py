@@ -1,0 +1,75 @@
+"""What a gateway counts, as Prometheus series under `headworks_gateway_`.
+
+Caller's faults and ours are told apart by the `status` and `cause` labels, never mixed.
+"""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28)
+
+
+class Metrics:
+    """One registry for each gateway, so that tests may run several in a process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "headworks_gateway_requests",
+            "Requests that reached the relay, by how they ended.",
+            ["endpoint", "cause"],
+            registry=self.registry,
+        )
+        self.responses = Counter(
+            "headworks_gateway_responses",
+            "HTTP responses, by status.",
+            ["endpoint", "status"],
+            registry=self.registry,
+        )
+        self.tokens = Counter(
+            "headworks_gateway_tokens",
+            "Tokens: prompt, cached, output, delivered.",
+            ["kind"],
+            registry=self.registry,
+        )
+        self.first_token_s = _seconds(
+            self.registry, "first_token_seconds", "Request received to first token.", SECONDS
+        )
+        self.inter_token_s = _seconds(
+            self.registry, "inter_token_seconds", "Gap between tokens.", TOKEN_SECONDS
+        )
+        self.queue_s = _seconds(
+            self.registry, "queue_seconds", "Asking for a replica to placement.", SECONDS
+        )
+        self.request_s = _seconds(
+            self.registry, "request_seconds", "Request received to its end.", SECONDS
+        )
+        self.setbacks = Counter(
+            "headworks_gateway_setbacks",
+            "Attempts that did not finish: nack, unsent, death.",
+            ["kind"],
+            registry=self.registry,
+        )
+        self.open_requests = self._gauge("open_requests", "Requests under way.")
+        self.settling = self._gauge("settling", "Requests ended and not yet settled.")
+        self.spool_bytes = self._gauge("spool_bytes", "Words to the ledger waiting on disk.")
+        self.ledger_away = self._gauge("ledger_away", "1 while Postgres takes no words.")
+        self.ledger_refused = self._gauge("ledger_refused", "Words the ledger would not take.")
+        self.dispatch_degraded = self._gauge(
+            "dispatch_degraded", "1 while this gateway admits and places alone."
+        )
+        self.view_age_s = self._gauge("view_age_seconds", "Age of the routing view.")
+        self.worker_connections = self._gauge("worker_connections", "Open connections to workers.")
+
+    def text(self) -> bytes:
+        """The exposition."""
+        return generate_latest(self.registry)
+
+    def _gauge(self, name: str, documentation: str) -> Gauge:
+        return Gauge(f"headworks_gateway_{name}", documentation, registry=self.registry)
+
+
+def _seconds(
+    registry: CollectorRegistry, name: str, documentation: str, buckets: tuple[float, ...]
+) -> Histogram:
+    return Histogram(f"headworks_gateway_{name}", documentation, registry=registry, buckets=buckets)

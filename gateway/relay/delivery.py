@@ -1,0 +1,97 @@
+"""Token frames into channel events, and the count of them: the client's side of a generation.
+
+Ids may come before the text they belong to; their number then rides on the next event, so
+that what was delivered can be counted where it is written.
+"""
+
+import asyncio
+
+import msgspec
+
+from core.protocol import Tokens
+from gateway.conversation import ChoiceEnd, Delta, Opened, TokenChance
+from gateway.metrics import Metrics
+from gateway.relay.answer import AnswerSoFar
+from gateway.relay.channel import Channel
+from text.rules import TextRules
+
+
+class Times(msgspec.Struct):
+    """Moments on the loop's clock, in seconds; 0 is not yet."""
+
+    armed_s: float = 0.0
+    placed_s: float = 0.0
+    first_token_s: float = 0.0
+    last_token_s: float = 0.0
+
+
+class Delivery:
+    """One answer on its way to its channel. `rules` are given when logprobs are wanted."""
+
+    def __init__(
+        self, channel: Channel, *, choices: int, rules: TextRules | None, metrics: Metrics
+    ) -> None:
+        self._channel = channel
+        self._rules = rules
+        self._metrics = metrics
+        self._clock = asyncio.get_running_loop().time
+        self._opened = False
+        self.untold_tokens = 0
+        self.answer = AnswerSoFar(choices)
+        self.times = Times()
+
+    def open(self, *, prompt_tokens: int, cached_tokens: int) -> None:
+        """The engine has started; later attempts do not open the answer again."""
+        if not self._opened:
+            self._opened = True
+            self._channel.push(
+                Opened(prompt_tokens=prompt_tokens, cached_tokens=min(cached_tokens, prompt_tokens))
+            )
+
+    def take(self, frame: Tokens) -> bool:
+        """Pass a frame on; false for one about a choice that is not open."""
+        if not self.answer.take(frame):
+            return False
+        self.count(len(frame.ids))
+        chances = self._chances(frame)
+        if frame.text or chances:
+            delta = Delta(choice=frame.choice, text=frame.text, chances=chances)
+            self._channel.push(delta, self._told())
+        if frame.finish is not None:
+            end = ChoiceEnd(choice=frame.choice, finish=frame.finish, stop=frame.stop)
+            self._channel.push(end, self._told())
+        return True
+
+    def end_open_choices(self) -> None:
+        """Close what is open for want of room."""
+        for index in self.answer.open():
+            self._channel.push(ChoiceEnd(choice=index, finish="length"), self._told())
+
+    def count(self, tokens: int) -> None:
+        """Note that the engine produced tokens, passed on or not."""
+        if not tokens:
+            return
+        self.untold_tokens += tokens
+        now_s = self._clock()
+        if self.times.first_token_s:
+            self._metrics.inter_token_s.observe((now_s - self.times.last_token_s) / tokens)
+        else:
+            self.times.first_token_s = now_s
+        self.times.last_token_s = now_s
+
+    def _told(self) -> int:
+        told, self.untold_tokens = self.untold_tokens, 0
+        return told
+
+    def _chances(self, frame: Tokens) -> tuple[TokenChance, ...]:
+        if self._rules is None:
+            return ()
+        token_bytes = self._rules.token_bytes
+        return tuple(
+            TokenChance(
+                token=token_bytes(chance.id),
+                logprob=chance.logprob,
+                top=tuple((token_bytes(i), logprob) for i, logprob in chance.top),
+            )
+            for chance in frame.logprobs or ()
+        )

@@ -1,0 +1,112 @@
+"""One request's standing with the dispatcher: admitted, placed, and let go exactly once.
+
+The dispatcher's `finish` is for work that an engine did; whatever else happens, `cancel`
+gives everything back.
+"""
+
+from store.dispatch import Dispatch
+
+from core.errors import Code, Refusal
+from core.tickets import Admit, Admitted, Arm, Dropped, Headroom, LimitRefused, Placed, Stale
+
+LIMIT_NAMES = {
+    "requests": "requests per minute",
+    "input_tokens": "input tokens per minute",
+    "output_tokens": "output tokens per minute",
+    "concurrency": "requests at the same time",
+}
+
+
+class Ticket:
+    """`asked` names the request; nothing is charged before `admit`."""
+
+    def __init__(self, dispatch: Dispatch, asked: Admit) -> None:
+        self._dispatch = dispatch
+        self._asked = asked
+        self._pool: str | None = None
+        self._placed: Placed | None = None
+        self._closed = False
+        self.headroom: Headroom | None = None
+
+    async def admit(self) -> Refusal | Stale | None:
+        """Charge the tenant's limits; None when that was done."""
+        answer = await self._dispatch.admit(self._asked)
+        match answer:
+            case Admitted(headroom=headroom):
+                self.headroom = headroom
+                return None
+            case LimitRefused(headroom=headroom):
+                self.headroom = headroom
+                return limit_refusal(answer)
+            case Stale():
+                return answer
+
+    async def place(self, arm: Arm) -> Placed | Dropped:
+        """Wait for a replica; a caller that leaves leaves the queue."""
+        self._pool = arm.pool
+        self._placed = None
+        if arm.at_head:
+            answer = await self._dispatch.requeue(arm)
+        else:
+            answer = await self._dispatch.place(arm)
+        if isinstance(answer, Placed):
+            self._placed = answer
+        return answer
+
+    def produced(self, output_tokens: int) -> None:
+        """Tell of output as it comes: all of it so far."""
+        self._dispatch.charge_output(
+            tenant=self._asked.tenant, ticket=self._asked.ticket, tokens=output_tokens
+        )
+
+    async def finish(self, *, input_tokens: int, prefix_hashes: tuple[str, ...]) -> None:
+        """The engine's last word: what was read, cache aside."""
+        assert not self._closed
+        assert self._pool is not None
+        self._closed = True
+        await self._dispatch.finish(
+            ticket=self._asked.ticket,
+            pool=self._pool,
+            tenant=self._asked.tenant,
+            replica=self._placed.replica if self._placed is not None else "",
+            actual_input_tokens=input_tokens,
+            prefix_hashes=prefix_hashes,
+        )
+
+    async def cancel(self) -> None:
+        """Give back whatever is held or charged."""
+        assert not self._closed
+        self._closed = True
+        await self._dispatch.cancel(
+            ticket=self._asked.ticket, pool=self._pool, tenant=self._asked.tenant
+        )
+
+
+def limit_refusal(refused: LimitRefused) -> Refusal:
+    """429, with the wait that the dispatcher computed."""
+    name = LIMIT_NAMES.get(refused.reason, refused.reason)
+    return Refusal(
+        code=Code.RATE_LIMITED,
+        message=f"Your account is over its limit of {name}.",
+        retry_after_ms=refused.retry_after_ms,
+    )
+
+
+def drop_refusal(dropped: Dropped) -> Refusal:
+    """What a request that found no replica is told."""
+    match dropped.reason:
+        case "expired":
+            return Refusal(code=Code.TIMEOUT, message="The request waited past its deadline.")
+        case "fits_never":
+            return Refusal(
+                code=Code.CONTEXT_LENGTH,
+                message="The prompt and its answer need more memory than any replica has. "
+                "Ask for fewer tokens.",
+                param="max_tokens",
+            )
+        case "queue_full":
+            return Refusal(code=Code.OVERLOADED, message="This model is overloaded.")
+        case _:
+            return Refusal(
+                code=Code.UNAVAILABLE, message="This model is not available at the moment."
+            )

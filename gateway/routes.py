@@ -1,0 +1,51 @@
+"""The last routing view this gateway has read: the one mutable place that routing reads from."""
+
+from collections.abc import Mapping
+
+from core.registry import RoutingView, ServedModel
+from core.tickets import ReplicaView
+from gateway.conversation import ModelCard
+from gateway.routing import output_limit, served_models
+
+
+class Routes:
+    """Empty until the first view."""
+
+    def __init__(self, region: str, output_tokens_max: int) -> None:
+        self.output_tokens_max = output_tokens_max
+        self.view = RoutingView(region=region, version=0, models=(), replicas={})
+        self.models: Mapping[str, ServedModel] = {}
+        self.known = False
+
+    def update(self, view: RoutingView) -> None:
+        """Route by this view from now on."""
+        self.view = view
+        self.models = served_models(view)
+        self.known = True
+
+    def replicas(self, pool: str) -> tuple[ReplicaView, ...]:
+        """All of a pool's replicas, ready or not."""
+        return self.view.replicas.get(pool, ())
+
+    def can_resume(self, pool: str, replica: str) -> bool:
+        """Whether this replica takes an answer that another one began."""
+        return any(r.can_resume for r in self.replicas(pool) if r.replica == replica)
+
+    @property
+    def ready_replicas(self) -> int:
+        """Replicas that take work now, in all pools."""
+        return sum(r.ready for replicas in self.view.replicas.values() for r in replicas)
+
+    def cards(self) -> tuple[ModelCard, ...]:
+        """What tenants may know, the newest model first."""
+        models = sorted(self.models.values(), key=lambda model: (-model.created_ms, model.model))
+        return tuple(map(self.card, models))
+
+    def card(self, model: ServedModel) -> ModelCard:
+        """One of `cards`."""
+        return ModelCard(
+            id=model.model,
+            created_ms=model.created_ms,
+            context_tokens=model.context_tokens,
+            output_tokens_max=output_limit(model, self.output_tokens_max),
+        )
