@@ -37,7 +37,7 @@ class WorkerLimits(msgspec.Struct, frozen=True, kw_only=True):
     first_frame_s: float = 60.0  # response head to first frame
     idle_s: float = 60.0  # frame to frame
     abort_s: float = 1.0
-    keep_alive_s: float = 4.0  # under the worker's own, so that it rarely closes first
+    keep_alive_s: float = 60.0  # under the worker's own, so that it rarely closes first
     idle_per_worker: int = 64
     frames_buffered_max: int = 256
 

@@ -11,7 +11,6 @@ from core.tickets import ReplicaView
 from gateway.routing import (
     Size,
     block_tokens,
-    excluded,
     kv_blocks,
     output_limit,
     route,
@@ -37,10 +36,10 @@ def a_model(name: str = "m", context_tokens: int = 100, max_output_tokens: int =
     )
 
 
-def a_replica(name: str, boot: str = "boot_1", tokens: int = 16) -> ReplicaView:
+def a_replica(name: str, tokens: int) -> ReplicaView:
     return ReplicaView(
         replica=name,
-        boot_id=boot,
+        boot_id="boot_1",
         url="http://127.0.0.1:1",
         version="v",
         ready=True,
@@ -137,11 +136,4 @@ def test_what_is_sized_fits(
 
 def test_block_size_is_the_smallest_of_the_pool() -> None:
     assert block_tokens(()) == 16
-    assert block_tokens((a_replica("a", tokens=32), a_replica("b", tokens=8))) == 8
-
-
-def test_a_restarted_replica_is_no_longer_excluded() -> None:
-    tried = {"a": "boot_1", "b": "boot_1", "c": "boot_1"}
-    replicas = (a_replica("a", "boot_1"), a_replica("b", "boot_2"))
-    assert excluded(tried, replicas) == ("a", "c")
-    assert excluded({}, replicas) == ()
+    assert block_tokens((a_replica("a", 32), a_replica("b", 8))) == 8
