@@ -26,7 +26,7 @@ class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
     kv_blocks_cached: int
     running: int  # sequences: each choice of a request is one
     waiting: int
-    steps: int
+    steps: int  # done, failed ones included
     computed_tokens: int
     output_tokens: int
     preemptions: int

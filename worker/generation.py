@@ -75,7 +75,9 @@ class Answer:
 
     def _close(self) -> str:
         """What is still held, if the answer is at its end."""
-        if self.finish is None and self.sequence.num_tokens >= self.sequence.final_tokens:
+        sequence = self.sequence
+        # A prompt that fills the context is not an answer at its end: it fits never.
+        if not self.finish and sequence.num_output and sequence.num_tokens >= sequence.final_tokens:
             self.finish = "length"
         return self._detokenizer.finish() if self.finish else ""
 
