@@ -83,7 +83,6 @@ class Expire(msgspec.Struct, frozen=True, kw_only=True):
     """The sweeper ends a request whose gateway is silent."""
 
     request_id: str
-    tenant_id: str
     ended_ms: int
 
 
@@ -195,7 +194,7 @@ class Book:
 
         Refused: not_open. A request that has ended stays as it ended.
         """
-        row = self._row(word.request_id, word.tenant_id)
+        row = self.rows.get(word.request_id)
         if row is None:
             return LedgerRefused(reason="not_open")
         if row.cause is not None:

@@ -1,14 +1,10 @@
 """Builders of ledger commands with defaults, so that a test states only what it is about."""
 
-import secrets
 from typing import Any
 
 from core.metering import AttemptTotals, RequestTimings, Reserve, Settle, TopUp, Witness
 from core.money import EndCause, Price
 from core.protocol import Usage
-from store.accounts import open_account
-from store.postgres import Postgres
-from store.prices import ListedPrice, seed_prices
 
 PRICE = Price(
     id="price_test", input_micro=1_000_000, cached_input_micro=100_000, output_micro=2_000_000
@@ -82,16 +78,3 @@ def a_witness(request_id: str = "req_1", **changes: Any) -> Witness:
         "at_ms": 3_000,
     }
     return Witness(request_id=request_id, **(fields | changes))
-
-
-async def a_tenant(pg: Postgres, *, hard_cap_micro: int | None = None) -> str:
-    """A tenant of this test's own with an account, in a database that has our prices."""
-    tenant_id = f"ten_{secrets.token_hex(12)}"
-    async with pg.transaction() as conn:
-        await seed_prices(conn, [ListedPrice(model=p.id, effective_ms=0, price=p) for p in PRICES])
-        await conn.execute(
-            "INSERT INTO tenants (id, name, salt, version) VALUES (%s, %s, %s, 0)",
-            (tenant_id, tenant_id, secrets.token_bytes(16)),
-        )
-        await open_account(conn, tenant_id, hard_cap_micro)
-    return tenant_id

@@ -1,0 +1,122 @@
+"""Whatever is said to the ledger, in whatever order: its invariants hold after each word."""
+
+from itertools import pairwise
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from core.ledger import Book, EntryKind, Expire
+from core.metering import LedgerRefused, Reserve, Reserved, Settle, TopUp, Witness
+from core.money import billed_micro
+from tests.support.ledger_commands import PRICES
+from tests.support.ledger_strategies import HARD_CAPS, caps, commands, requests
+
+FREEING = {EntryKind.SETTLE, EntryKind.RELEASE, EntryKind.EXPIRE}
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        self.book = Book(PRICES)
+        for tenant, cap in HARD_CAPS.items():
+            self.book.open_account(tenant, cap)
+        self.refused = {}
+        self.caps_changed = False
+
+    def say(self, command):
+        book = self.book
+        match command:
+            case Reserve():
+                return book.reserve(command)
+            case TopUp():
+                return book.top_up(command)
+            case Settle():
+                return book.settle(command)
+            case Witness():
+                return book.reconcile(command)
+        raise AssertionError(command)
+
+    @rule(command=commands)
+    def a_word_and_its_echo(self, command):
+        answer = self.say(command)
+        entries, accounts = list(self.book.entries), dict(self.book.accounts)
+        assert self.say(command) == answer
+        assert (self.book.entries, self.book.accounts) == (entries, accounts)
+        if (
+            isinstance(command, Reserve)
+            and isinstance(answer, LedgerRefused)
+            and answer.reason != "id_reused"
+        ):
+            self.refused[command.request_id] = answer
+
+    @rule(request_id=requests)
+    def the_sweeper_ends_one(self, request_id):
+        word = Expire(request_id=request_id, ended_ms=9_999)
+        assert self.book.expire(word) == self.book.expire(word)
+
+    @rule(cap=caps)
+    def the_cap_changes(self, cap):
+        self.book.set_hard_cap("a", cap)
+        self.caps_changed = True
+
+    @precondition(lambda self: self.refused)
+    @rule(data=st.data())
+    def the_refused_asks_again(self, data):
+        request_id = data.draw(st.sampled_from(sorted(self.refused)))
+        asked = data.draw(commands.filter(lambda c: isinstance(c, Reserve)))
+        again = self.say(type(asked)(**{**_fields(asked), "request_id": request_id}))
+        assert not isinstance(again, Reserved)
+
+    @invariant()
+    def balances_are_the_fold_of_a_gapless_chain(self):
+        for tenant, account in self.book.accounts.items():
+            chain = [entry for entry in self.book.entries if entry.tenant_id == tenant]
+            assert [entry.seq for entry in chain] == list(range(1, account.entries + 1))
+            assert account.reserved_micro == sum(entry.reserved_delta_micro for entry in chain)
+            assert account.posted_micro == sum(entry.posted_delta_micro for entry in chain)
+            for before, after in pairwise(chain):
+                assert after.reserved_micro == before.reserved_micro + after.reserved_delta_micro
+                assert after.posted_micro == before.posted_micro + after.posted_delta_micro
+
+    @invariant()
+    def nothing_is_held_over_the_cap_but_overage_and_corrections(self):
+        account = self.book.accounts["a"]
+        if self.caps_changed:
+            return
+        beyond = sum(
+            max(entry.posted_delta_micro, 0)
+            for entry in self.book.entries
+            if entry.tenant_id == "a" and entry.kind in {EntryKind.OVERAGE, EntryKind.CORRECTION}
+        )
+        assert account.reserved_micro + account.posted_micro <= HARD_CAPS["a"] + beyond
+
+    @invariant()
+    def each_reservation_is_held_or_ended_once(self):
+        for request_id, row in self.book.rows.items():
+            mine = [entry for entry in self.book.entries if entry.request_id == request_id]
+            endings = [entry for entry in mine if entry.kind in FREEING]
+            assert len(endings) == (row.cause is not None)
+            held = sum(entry.reserved_delta_micro for entry in mine)
+            assert held == (row.reserved_micro if row.cause is None else 0)
+            for entry in endings:
+                assert entry.posted_delta_micro <= -entry.reserved_delta_micro
+
+    @invariant()
+    def bills_are_the_policy_applied_to_metered(self):
+        for request_id, row in self.book.rows.items():
+            mine = [entry for entry in self.book.entries if entry.request_id == request_id]
+            assert row.billed_micro == sum(entry.posted_delta_micro for entry in mine)
+            if row.cause is not None:
+                price = self.book.prices[row.asked.price_id]
+                assert row.billed_micro == billed_micro(row.cause, price, row.metered)
+
+    @invariant()
+    def no_id_is_both_refused_and_accepted(self):
+        assert not self.book.refusals.keys() & self.book.rows.keys()
+
+
+def _fields(command):
+    return {name: getattr(command, name) for name in command.__struct_fields__}
+
+
+TestLedgerMachine = LedgerMachine.TestCase
