@@ -7,10 +7,12 @@ cannot express is one we cannot run, and is refused by its name.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import torch
+
+_Size = Annotated[int, msgspec.Meta(gt=0)]
 
 
 class UnsupportedModelError(Exception):
@@ -20,14 +22,14 @@ class UnsupportedModelError(Exception):
 class LlamaConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes of a Llama. `num_heads` is a multiple of `num_kv_heads` (grouped queries)."""
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    context_tokens: int
+    vocab_size: _Size
+    hidden_size: _Size
+    intermediate_size: _Size
+    num_layers: _Size
+    num_heads: _Size
+    num_kv_heads: _Size
+    head_dim: _Size
+    context_tokens: _Size
     rms_norm_eps: float
     rope_theta: float
     # Each rotary frequency is divided by its factor; head_dim / 2 of them, or none at all.

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from gguf import GGUFReader, GGUFValueType
@@ -99,6 +100,8 @@ def _config(
         return _sizes(fields, vocab_size=vocab_size, tied_head=tied_head, factors=factors)
     except KeyError as error:
         raise UnsupportedModelError(f"GGUF metadata lacks {error}") from error
+    except (msgspec.ValidationError, ZeroDivisionError, TypeError) as error:
+        raise UnsupportedModelError(f"GGUF metadata is not a Llama's: {error}") from error
 
 
 def _sizes(
@@ -116,20 +119,21 @@ def _sizes(
         factors = (fields["llama.rope.scaling.factor"],) * (head_dim // 2)
     elif scaling != "none":
         raise UnsupportedModelError(f"rope scaling {scaling!r} in a GGUF file")
-    return LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=hidden_size,
-        intermediate_size=fields["llama.feed_forward_length"],
-        num_layers=fields["llama.block_count"],
-        num_heads=num_heads,
-        num_kv_heads=fields.get("llama.attention.head_count_kv", num_heads),
-        head_dim=head_dim,
-        context_tokens=fields["llama.context_length"],
-        rms_norm_eps=fields["llama.attention.layer_norm_rms_epsilon"],
-        rope_theta=fields.get("llama.rope.freq_base", 10_000.0),
-        rope_factors=factors,
-        tied_head=tied_head,
-    )
+    sizes = {
+        "vocab_size": vocab_size,
+        "hidden_size": hidden_size,
+        "intermediate_size": fields["llama.feed_forward_length"],
+        "num_layers": fields["llama.block_count"],
+        "num_heads": num_heads,
+        "num_kv_heads": fields.get("llama.attention.head_count_kv", num_heads),
+        "head_dim": head_dim,
+        "context_tokens": fields["llama.context_length"],
+        "rms_norm_eps": fields["llama.attention.layer_norm_rms_epsilon"],
+        "rope_theta": fields.get("llama.rope.freq_base", 10_000.0),
+        "rope_factors": factors,
+        "tied_head": tied_head,
+    }
+    return msgspec.convert(sizes, LlamaConfig)
 
 
 def _rows(found: Mapping[str, Any], name: str) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 
@@ -53,7 +54,7 @@ def _config(path: Path) -> LlamaConfig:
         return _sizes(fields)
     except FileNotFoundError as error:
         raise UnsupportedModelError(f"no config.json in {path.parent.name}") from error
-    except (KeyError, ValueError, TypeError) as error:
+    except (LookupError, ValueError, TypeError, ArithmeticError, msgspec.ValidationError) as error:
         raise UnsupportedModelError(f"config.json is not a Llama's: {error!r}") from error
 
 
@@ -74,17 +75,18 @@ def _sizes(fields: Mapping[str, Any]) -> LlamaConfig:
     # transformers 5 keeps all of RoPE under `rope_parameters`, older ones in two fields.
     rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
     theta = float(rope.get("rope_theta") or fields.get("rope_theta") or 10_000.0)
-    return LlamaConfig(
-        vocab_size=fields["vocab_size"],
-        hidden_size=fields["hidden_size"],
-        intermediate_size=fields["intermediate_size"],
-        num_layers=fields["num_hidden_layers"],
-        num_heads=num_heads,
-        num_kv_heads=fields.get("num_key_value_heads") or num_heads,
-        head_dim=head_dim,
-        context_tokens=fields["max_position_embeddings"],
-        rms_norm_eps=fields["rms_norm_eps"],
-        rope_theta=theta,
-        rope_factors=rope_factors(rope, theta=theta, head_dim=head_dim),
-        tied_head=bool(fields.get("tie_word_embeddings", False)),
-    )
+    sizes = {
+        "vocab_size": fields["vocab_size"],
+        "hidden_size": fields["hidden_size"],
+        "intermediate_size": fields["intermediate_size"],
+        "num_layers": fields["num_hidden_layers"],
+        "num_heads": num_heads,
+        "num_kv_heads": fields.get("num_key_value_heads") or num_heads,
+        "head_dim": head_dim,
+        "context_tokens": fields["max_position_embeddings"],
+        "rms_norm_eps": fields["rms_norm_eps"],
+        "rope_theta": theta,
+        "rope_factors": rope_factors(rope, theta=theta, head_dim=head_dim),
+        "tied_head": bool(fields.get("tie_word_embeddings", False)),
+    }
+    return msgspec.convert(sizes, LlamaConfig)
