@@ -262,7 +262,9 @@ BEGIN
                m.attempts, m.prompt_tokens, m.cached_tokens, m.output_tokens
         FROM unnest(p_endings) WITH ORDINALITY
              AS e (request_id, tenant_id, said_by, cause, delivered_tokens, timings, ended_ms, n)
-        JOIN usage AS u ON u.request_id = e.request_id AND u.tenant_id = e.tenant_id
+        -- Not `=`, which would tempt a plan made on an empty table into the tenant's index.
+        JOIN usage AS u
+            ON u.request_id = e.request_id AND u.tenant_id IS NOT DISTINCT FROM e.tenant_id
         LEFT JOIN reservations AS r ON r.request_id = e.request_id
         CROSS JOIN LATERAL ledger_metered(e.request_id) AS m
         WHERE u.state = 'settled' OR e.said_by <> 'witness'
@@ -357,7 +359,8 @@ BEGIN
         ROW (s.request_id, a.attempt, 'gateway', a.replica_id, a.usage, false, false, '',
              s.ended_ms)::witness_word))
     FROM unnest(p_settles) AS s
-    JOIN usage AS u ON u.request_id = s.request_id AND u.tenant_id = s.tenant_id
+    JOIN usage AS u
+        ON u.request_id = s.request_id AND u.tenant_id IS NOT DISTINCT FROM s.tenant_id
     CROSS JOIN LATERAL unnest(s.attempts) AS a;
 
     RETURN QUERY
