@@ -113,7 +113,7 @@ class Pool:
         refused = self._refusal(arm)
         if refused is not None:
             return Dropped(reason=refused)
-        ticket = self._admit(arm)
+        ticket = self._take(arm)
         if len(self.queue) == 0 and self._is_open():
             self.queue.enter(ticket.service_class, ticket.tenant)
             self.queue.leave(ticket.service_class, ticket.tenant)
@@ -230,21 +230,18 @@ class Pool:
 
     def _rearm(self, known: Ticket, arm: Arm) -> Placed | Queued | Dropped | None:
         """The answer to a ticket already here, or None when it starts again."""
-        match known.outcome:
-            case Dropped() as dropped:
-                self._forget(known)
-                return dropped
-            case Placed() as placed if placed.replica not in arm.exclude:
-                self._acknowledge(known.gateway, known.ticket)
-                return placed
-            case Placed():
-                self._pause(known)
-                self._refund(known)
-                self._forget(known)
-                return None
-            case None:
-                self._dispatch(own=arm.ticket)
-                return self._answer(known)
+        if known.outcome is None:
+            self._dispatch(own=arm.ticket)
+            return self._answer(known)
+        if isinstance(known.outcome, Dropped):
+            return self._answer(known)
+        if known.outcome.replica not in arm.exclude:
+            self._acknowledge(known.gateway, known.ticket)
+            return known.outcome
+        self._pause(known)
+        self._refund(known)
+        self._forget(known)
+        return None
 
     def _refusal(self, arm: Arm) -> str | None:
         if arm.deadline_ms and arm.deadline_ms <= self.now_ms:
@@ -264,7 +261,7 @@ class Pool:
             return "fits_never"
         return None
 
-    def _admit(self, arm: Arm, gateway: str = "") -> Ticket:
+    def _take(self, arm: Arm, gateway: str = "") -> Ticket:
         ticket = Ticket(
             ticket=arm.ticket,
             gateway=gateway or arm.gateway,
@@ -282,15 +279,12 @@ class Pool:
         return ticket
 
     def _answer(self, ticket: Ticket) -> Placed | Queued | Dropped:
-        match ticket.outcome:
-            case None:
-                position = self.queue.position(ticket.service_class)
-                return Queued(position=position, expected_wait_ms=self._expected_wait_ms(position))
-            case Dropped() as dropped:
-                self._forget(ticket)
-                return dropped
-            case Placed() as placed:
-                return placed
+        if ticket.outcome is None:
+            position = self.queue.position(ticket.service_class)
+            return Queued(position=position, expected_wait_ms=self._expected_wait_ms(position))
+        if isinstance(ticket.outcome, Dropped):
+            self._forget(ticket)
+        return ticket.outcome
 
     def _queue(self, ticket: Ticket, *, at_head: bool) -> None:
         ticket.state = "queued"
@@ -343,20 +337,24 @@ class Pool:
         ticket.outcome = None
         self._queue(ticket, at_head=True)
 
+    def _replica_of(self, ticket: Ticket) -> Replica | None:
+        """The replica whose account holds the ticket, if that life still goes on."""
+        if not isinstance(ticket.outcome, Placed) or ticket.number == 0:
+            return None
+        replica = self.replicas.get(ticket.outcome.replica)
+        return replica if replica is not None and replica.number == ticket.number else None
+
     def _release(self, ticket: Ticket) -> None:
-        """Give the account back, unless the replica has lost its life since."""
-        if isinstance(ticket.outcome, Placed) and ticket.number:
-            replica = self.replicas.get(ticket.outcome.replica)
-            if replica is not None and replica.number == ticket.number:
-                release(replica, ticket.ticket, ticket.kv_blocks)
+        replica = self._replica_of(ticket)
+        if replica is not None:
+            release(replica, ticket.ticket, ticket.kv_blocks)
         ticket.number = 0
 
     def _pause(self, ticket: Ticket) -> None:
         """Leave a replica that declined, or died, alone for a moment."""
-        if isinstance(ticket.outcome, Placed):
-            replica = self.replicas.get(ticket.outcome.replica)
-            if replica is not None and replica.number == ticket.number:
-                replica.paused_until_ms = self.now_ms + self.rules.placement.decline_pause_ms
+        replica = self._replica_of(ticket)
+        if replica is not None:
+            replica.paused_until_ms = self.now_ms + self.rules.placement.decline_pause_ms
 
     # Grants.
 
@@ -435,7 +433,7 @@ class Pool:
         for _ in range(self.rules.steps_max):
             head = self.queue.head(skipped)
             if head is None or grants >= self.rules.grants_max:
-                return
+                break
             ticket = self.tickets[head.ticket]
             reason = self._overdue(ticket)
             if reason is not None:
@@ -449,7 +447,7 @@ class Pool:
             protected = protected or self._protect(ticket)
             skipped.add((head.service_class, head.tenant))
             if len(skipped) > self.rules.skips_max:
-                return
+                break
 
     def _overdue(self, ticket: Ticket) -> str | None:
         if ticket.deadline_ms <= self.now_ms:
@@ -529,7 +527,7 @@ class Pool:
         if known is not None:
             self._refund(known)
             self._forget(known)
-        ticket = self._admit(arm, gateway)
+        ticket = self._take(arm, gateway)
         if placed is None:
             self._queue(ticket, at_head=arm.at_head or known is not None)
             return
@@ -551,10 +549,6 @@ class Pool:
 
 
 def _same(known: Placed | Dropped | None, told: Placed | None) -> bool:
-    match known, told:
-        case None, None:
-            return True
-        case Placed() as ours, Placed() as theirs:
-            return (ours.replica, ours.placement) == (theirs.replica, theirs.placement)
-        case _:
-            return False
+    if isinstance(known, Placed) and told is not None:
+        return (known.replica, known.placement) == (told.replica, told.placement)
+    return known is None and told is None

@@ -11,8 +11,20 @@ import redis
 
 from core.dispatch import Pool, PoolRules
 from core.limits import Buckets, LimitRules, admit, cancel, charge, check_versions, finish
-from core.tickets import Admit, Admitted, Arm, Dropped, Grant, Limits, Placed, Queued, Renew, Stale
-from store.keys import pool_keys, tenant_keys
+from core.tickets import (
+    Admit,
+    Admitted,
+    Arm,
+    CacheVersions,
+    Dropped,
+    Grant,
+    Limits,
+    Placed,
+    Queued,
+    Renew,
+    Stale,
+)
+from store.keys import POOL_PARTS, pool_keys, tenant_keys
 from store.scripts import Script, load_scripts
 
 SCRIPTS_CACHE: dict[tuple[PoolRules, LimitRules], Any] = {}
@@ -277,11 +289,7 @@ def pure_pool(pool: Pool) -> dict[str, Any]:
 
 def stored_pool(client: redis.Redis, keys: tuple[bytes, ...]) -> dict[str, Any]:
     """The same of a pool in the server."""
-    names = (
-        "state replicas tickets owned gateways granted unacked unreported fifo interactive"
-        " standard batch counters prefixes recency"
-    ).split()
-    key = dict(zip(names, keys, strict=True))
+    key = dict(zip(POOL_PARTS, keys, strict=True))
     state = msgspec.msgpack.decode(client.get(key["state"]))
 
     def ranking(name: str) -> list[tuple[int, str]]:
@@ -360,8 +368,6 @@ def stored_ticket(ticket: dict[str, Any]) -> list[Any]:
 
 
 def an_admit(ticket: str = "t1", **changes: Any) -> Admit:
-    from core.tickets import CacheVersions
-
     defaults: dict[str, Any] = {
         "ticket": ticket,
         "gateway": "gw",

@@ -1,4 +1,4 @@
-"""The scripts decide exactly as their pure twins, whatever they are told, and keep the same state."""
+"""The scripts decide exactly as their pure twins, and keep the same state."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ from tests.support.dispatch_worlds import TwinPool, TwinTenant, an_admit, an_arm
 pytestmark = pytest.mark.services
 
 START_MS = 1_700_000_000_000
-TICKETS = [f"t{i}" for i in range(8)]
+TICKETS = [f"t{i}" for i in range(10)]
 GATEWAYS = ["gw1", "gw2"]
 TENANTS = ["ten_a", "ten_b", "ten_c"]
 HASHES = ["h1", "h2", "h3", "h4", "h5"]
@@ -39,7 +39,7 @@ POOL_RULES = PoolRules(
     sweep_max=2,
     listed_max=3,
     queue=QueueRules(
-        share_standard=250, share_batch=100, credit_blocks_max=20, queue_max=4, tenants_max=2
+        share_standard=250, share_batch=100, credit_blocks_max=20, queue_max=3, tenants_max=2
     ),
     placement=PlacementRules(replica_silent_ms=2_500, decline_pause_ms=300),
     prefix=PrefixRules(hashes_max=4, owners_max=2),
@@ -128,7 +128,7 @@ arms = st.fixed_dictionaries(
         "tenant": st.sampled_from(TENANTS),
         "weight": st.sampled_from([1, 3]),
         "service_class": st.sampled_from(["interactive", "standard", "batch"]),
-        "deadline_ms": st.sampled_from([0, 0, 0, 900]),
+        "deadline_ms": st.sampled_from([0, 0, 0, 900, -1]),
         "kv_blocks": st.sampled_from([1, 2, 3, 5, 8, 11]),
         "prompt_tokens": st.sampled_from([10, 33, 100]),
         "prefix_hashes": st.integers(0, 5).map(lambda n: tuple(HASHES[:n])),
