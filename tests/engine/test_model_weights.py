@@ -256,8 +256,8 @@ def test_a_gguf_tensor_we_cannot_use_is_refused(
     tmp_path: Path, name: str, data: Any, message: str
 ) -> None:
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
-    for name in ("embedding_length", "block_count", "feed_forward_length", "context_length"):
-        writer.add_uint32(f"llama.{name}", 8)
+    for size in ("embedding_length", "block_count", "feed_forward_length", "context_length"):
+        writer.add_uint32(f"llama.{size}", 8)
     writer.add_uint32("llama.attention.head_count", 2)
     writer.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-5)
     writer.add_tensor("token_embd.weight", np.ones((8, 8), dtype=np.float32))
