@@ -7,6 +7,7 @@ nothing larger than a model's context could be is ever encoded.
 
 import asyncio
 import datetime as dt
+import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,8 @@ from gateway.conversation import Conversation
 from text.chat import ChatMessage, TextRefusedError
 from text.parts import TokenizerFilesError
 from text.rules import TextRules
+
+_log = logging.getLogger(__name__)
 
 # A normaliser may shorten a text before it is cut into tokens; four times is far beyond any.
 SHRINKING_MAX = 4
@@ -54,6 +57,10 @@ class Prompts:
         """Raises RefusedError when this gateway does not have the version's files."""
         return (await self._version(version)).rules
 
+    def want(self, version: str) -> None:
+        """Start loading its rules, if nobody has: a request will ask for them."""
+        self._loading(version)
+
     async def ids(self, version: str, conversation: Conversation) -> tuple[int, ...]:
         """The prompt. Raises RefusedError: text the model cannot take, or far too much of it."""
         known = await self._version(version)
@@ -77,13 +84,7 @@ class Prompts:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _version(self, version: str) -> _Version:
-        loading = self._versions.get(version)
-        if loading is None:
-            loading = asyncio.create_task(self._load(version))
-            self._versions[version] = loading
-            while len(self._versions) > self._limits.versions_max:
-                self._versions.popitem(last=False)
-        self._versions.move_to_end(version)
+        loading = self._loading(version)
         try:
             return await asyncio.shield(loading)
         except (UnknownModelError, CorruptError, TokenizerFilesError, TextRefusedError) as error:
@@ -91,6 +92,17 @@ class Prompts:
             raise refuse(
                 Code.UNAVAILABLE, "This model is not available at the moment. Please retry."
             ) from error
+
+    def _loading(self, version: str) -> asyncio.Task[_Version]:
+        loading = self._versions.get(version)
+        if loading is None:
+            loading = asyncio.create_task(self._load(version))
+            loading.add_done_callback(_tell_failure)
+            self._versions[version] = loading
+            while len(self._versions) > self._limits.versions_max:
+                self._versions.popitem(last=False)
+        self._versions.move_to_end(version)
+        return loading
 
     async def _load(self, version: str) -> _Version:
         return await asyncio.get_running_loop().run_in_executor(
@@ -120,6 +132,11 @@ class Prompts:
         today = dt.datetime.fromtimestamp(self._now_ms() / 1000, dt.UTC).date()
         messages = [ChatMessage(turn.role, turn.content) for turn in conversation.turns]
         return rules.chat_ids(messages, day=today)
+
+
+def _tell_failure(loading: asyncio.Task[_Version]) -> None:
+    if not loading.cancelled() and loading.exception() is not None:
+        _log.error("a model's text rules cannot be loaded", exc_info=loading.exception())
 
 
 def _checked(ids: tuple[int, ...], rules: TextRules) -> tuple[int, ...]:

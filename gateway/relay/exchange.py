@@ -93,8 +93,9 @@ class Exchange:
         if self.cut_connection is not None:
             self.cut_connection()
 
-    def read_out(self) -> None:
-        """The response will read no more: nothing further is delivered."""
+    def abandon(self) -> None:
+        """The response reads no more. One that ends so before the exchange has failed it."""
+        self.cancel(EndCause.FAILED, FAULT)
         self._read_out.set()
 
     # The task.

@@ -1,0 +1,1 @@
+"""The HTTP edge: bodies in, answers out, in the dialect of the path. Nothing is decided here."""

@@ -1,0 +1,30 @@
+"""`POST /v1/messages/count_tokens`: what a prompt would cost, for nothing."""
+
+from core.errors import Refusal, RefusedError
+from gateway import anthropic
+from gateway.api.endpoint import Edge, Endpoint
+from gateway.api.faces import ANTHROPIC
+from gateway.api.responder import Receive, Responder, Scope
+from gateway.prompts import Prompts
+from gateway.routes import Routes
+from gateway.routing import route
+
+
+class CountTokensEndpoint(Endpoint):
+    """Counts as the request itself would be counted; nothing is admitted or reserved."""
+
+    def __init__(self, edge: Edge, routes: Routes, prompts: Prompts) -> None:
+        super().__init__(edge, name="count_tokens", face=ANTHROPIC)
+        self._routes = routes
+        self._prompts = prompts
+
+    async def answer(self, scope: Scope, receive: Receive, respond: Responder) -> None:
+        """The count."""
+        await self.edge.auth.authenticate(scope["headers"])
+        conversation = anthropic.parse_count_tokens(await self.body(scope, receive))
+        model = route(self._routes.models, conversation.model)
+        if isinstance(model, Refusal):
+            raise RefusedError(model)
+        ids = await self._prompts.ids(model.version, conversation)
+        body = anthropic.count_tokens_json(len(ids))
+        await respond.whole(200, body, {}, self.edge.new_request_id())

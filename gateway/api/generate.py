@@ -1,0 +1,133 @@
+"""`POST` endpoints that generate: chat completions, completions, messages."""
+
+import asyncio
+from collections.abc import Callable
+from typing import NamedTuple
+
+from core.errors import Code, refuse
+from gateway import anthropic, openai
+from gateway.api.answers import AnswerLimits, Telling
+from gateway.api.endpoint import Edge, Endpoint
+from gateway.api.faces import ANTHROPIC, OPENAI, Face
+from gateway.api.responder import Receive, Responder, Scope
+from gateway.conversation import Answer, Conversation, StreamWriter
+from gateway.http_protocol import CUT
+from gateway.relay.exchange import Call
+from gateway.relay.relay import Relay
+
+DEADLINE_HEADER = b"x-headworks-deadline-ms"
+DIGITS_MAX = 12
+
+
+class Kind(NamedTuple):
+    """One generating endpoint of one dialect. Times are Unix milliseconds."""
+
+    name: str
+    face: Face
+    parse: Callable[[bytes], Conversation]
+    writer: Callable[[Conversation, str, int], StreamWriter]
+    encode: Callable[[Answer, Conversation, str, int], bytes]
+
+
+CHAT = Kind(
+    "chat_completions",
+    OPENAI,
+    openai.parse_chat,
+    lambda conversation, request_id, created_ms: openai.OpenAIChatStream(
+        conversation, request_id=request_id, created_ms=created_ms
+    ),
+    lambda answer, conversation, request_id, created_ms: openai.chat_json(
+        answer, conversation, request_id=request_id, created_ms=created_ms
+    ),
+)
+COMPLETIONS = Kind(
+    "completions",
+    OPENAI,
+    openai.parse_completion,
+    lambda conversation, request_id, created_ms: openai.OpenAICompletionStream(
+        conversation, request_id=request_id, created_ms=created_ms
+    ),
+    lambda answer, conversation, request_id, created_ms: openai.completion_json(
+        answer, conversation, request_id=request_id, created_ms=created_ms
+    ),
+)
+MESSAGES = Kind(
+    "messages",
+    ANTHROPIC,
+    anthropic.parse_messages,
+    lambda conversation, request_id, _: anthropic.AnthropicStream(
+        conversation, request_id=request_id
+    ),
+    lambda answer, conversation, request_id, _: anthropic.message_json(
+        answer, conversation, request_id=request_id
+    ),
+)
+
+
+class GenerateEndpoint(Endpoint):
+    """Opens an exchange and tells its answer."""
+
+    def __init__(self, edge: Edge, relay: Relay, kind: Kind, limits: AnswerLimits) -> None:
+        super().__init__(edge, name=kind.name, face=kind.face)
+        self._relay = relay
+        self._kind = kind
+        self._limits = limits
+
+    async def answer(self, scope: Scope, receive: Receive, respond: Responder) -> None:
+        """From the headers to the last byte."""
+        received_s = asyncio.get_running_loop().time()
+        headers = scope["headers"]
+        identity = await self.edge.auth.authenticate(headers)
+        now_ms = self.edge.now_ms()
+        deadline_ms = now_ms + _patience_ms(headers, self.edge.limits.deadline_ms_max)
+        conversation = self._kind.parse(await self.body(scope, receive))
+        call = Call(
+            identity=identity,
+            renew_identity=lambda: self.edge.auth.again(headers),
+            conversation=conversation,
+            endpoint=self.name,
+            received_s=received_s,
+            created_ms=now_ms,
+            deadline_ms=deadline_ms,
+        )
+        await self._tell(call, scope, receive, respond)
+
+    async def _tell(self, call: Call, scope: Scope, receive: Receive, respond: Responder) -> None:
+        exchange = self._relay.open(call)
+        exchange.cut_connection = scope.get("extensions", {}).get(CUT, {}).get("cut")
+        telling = Telling(
+            exchange,
+            respond,
+            face=self._kind.face,
+            limits=self._limits,
+            now_ms=self.edge.now_ms,
+        )
+        watcher = asyncio.create_task(telling.watch(receive))
+        try:
+            if call.conversation.stream:
+                await telling.stream(lambda request_id: self._writer(call, request_id))
+            else:
+                await telling.whole(
+                    call.conversation,
+                    lambda answer, request_id: self._kind.encode(
+                        answer, call.conversation, request_id, call.created_ms
+                    ),
+                )
+        finally:
+            watcher.cancel()
+            exchange.abandon()
+
+    def _writer(self, call: Call, request_id: str) -> StreamWriter:
+        return self._kind.writer(call.conversation, request_id, call.created_ms)
+
+
+def _patience_ms(headers: list[tuple[bytes, bytes]], ms_max: int) -> int:
+    """How long from now the caller wants to wait, at most `ms_max`. Raises RefusedError."""
+    for name, value in headers:
+        if name == DEADLINE_HEADER:
+            if not value.isdigit() or len(value) > DIGITS_MAX or int(value) == 0:
+                header = DEADLINE_HEADER.decode()
+                message = f"{header} is not a positive number of milliseconds."
+                raise refuse(Code.BAD_REQUEST, message, param=header)
+            return min(int(value), ms_max)
+    return ms_max

@@ -1,0 +1,69 @@
+"""`GET /v1/models` and `/v1/models/{id}`, in the dialect that the request speaks."""
+
+from urllib.parse import parse_qsl
+
+from core.errors import Code, Refusal, RefusedError, refuse
+from gateway.api.endpoint import Edge, Endpoint
+from gateway.api.faces import face_of
+from gateway.api.responder import Receive, Responder, Scope
+from gateway.routes import Routes
+from gateway.routing import route
+
+QUERY_FIELDS_MAX = 16
+PREFIX = "/v1/models/"
+
+
+class ModelsEndpoint(Endpoint):
+    """All models, or a page of them."""
+
+    method = "GET"
+
+    def __init__(self, edge: Edge, routes: Routes) -> None:
+        super().__init__(edge, name="models", face=None)
+        self._routes = routes
+
+    async def answer(self, scope: Scope, receive: Receive, respond: Responder) -> None:  # noqa: ARG002 - a GET has no body
+        """The list."""
+        await self.edge.auth.authenticate(scope["headers"])
+        body = face_of(scope).models_json(self._routes.cards(), _query(scope))
+        await respond.whole(200, body, {}, self.edge.new_request_id())
+
+
+class ModelEndpoint(Endpoint):
+    """One model, by its public name."""
+
+    method = "GET"
+
+    def __init__(self, edge: Edge, routes: Routes) -> None:
+        super().__init__(edge, name="model", face=None)
+        self._routes = routes
+
+    async def answer(self, scope: Scope, receive: Receive, respond: Responder) -> None:  # noqa: ARG002 - a GET has no body
+        """The model, or 404."""
+        await self.edge.auth.authenticate(scope["headers"])
+        model = route(self._routes.models, scope["path"].removeprefix(PREFIX))
+        if isinstance(model, Refusal):
+            raise RefusedError(model)
+        body = face_of(scope).model_json(self._routes.card(model))
+        await respond.whole(200, body, {}, self.edge.new_request_id())
+
+
+class NowhereEndpoint(Endpoint):
+    """Every path that is none of ours."""
+
+    method = None
+
+    def __init__(self, edge: Edge) -> None:
+        super().__init__(edge, name="nowhere", face=None)
+
+    async def answer(self, scope: Scope, receive: Receive, respond: Responder) -> None:  # noqa: ARG002 - nobody reads what it sent
+        """404."""
+        raise refuse(Code.NOT_FOUND, "There is nothing at this path.")
+
+
+def _query(scope: Scope) -> dict[str, str]:
+    text = scope["query_string"].decode("latin-1")
+    try:
+        return dict(parse_qsl(text, max_num_fields=QUERY_FIELDS_MAX))
+    except ValueError:
+        raise refuse(Code.BAD_REQUEST, "The query has too many fields.") from None

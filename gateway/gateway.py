@@ -1,0 +1,254 @@
+"""One gateway put together: opened in order, closed in the reverse of it.
+
+Owns every connection and loop of the process. Invariant: it is closed only after every
+request under way has ended and been settled, or the bound on waiting for that has passed.
+"""
+
+import asyncio
+import logging
+import os
+import time
+from pathlib import Path
+
+from store.dispatch import Dispatch
+
+from artifacts.store import ModelStore
+from core import ids
+from gateway.auth import Authenticator, AuthLimits, SourceAwayError
+from gateway.background import Background
+from gateway.books import Books
+from gateway.metrics import Metrics
+from gateway.prefixes import PrefixMemory
+from gateway.prompts import PromptLimits, Prompts
+from gateway.relay.endings import Endings
+from gateway.relay.generation import GenerationLimits, Parts
+from gateway.relay.hold import HoldLimits
+from gateway.relay.relay import Relay
+from gateway.relay.shared import RelayLimits, Shared
+from gateway.routes import Routes
+from gateway.settings import GatewaySettings
+from gateway.sources import PostgresSource
+from gateway.spool import Spool
+from gateway.worker_client import WorkerClient, WorkerLimits
+from store.leases import assert_lease, retire_lease
+from store.ledger import Ledger
+from store.postgres import Postgres, PostgresConfig, StoreAwayError
+
+_log = logging.getLogger(__name__)
+
+POSTGRES_CONNECTIONS = 4  # look-ups, polls, the lease; the ledger has lanes of its own
+LEASE_PARTS = 3
+CONTACT_LOST_AFTER_POLLS = 6  # before readiness says so
+
+
+def now_ms() -> int:
+    """Unix milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+class Gateway:
+    """`open` it, use `relay`, `auth`, `routes` and `prompts`, `close` it."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self.settings = settings
+        self.id = ids.gateway_id(os.urandom(ids.ENTROPY_BYTES))
+        self.metrics = Metrics()
+        self.routes = Routes(settings.region, settings.output_tokens_max)
+        self.prompts = Prompts(ModelStore(Path(settings.models_dir)), PromptLimits(), now_ms)
+        self._endings = Endings()
+        self._background = Background()
+        self._view_read_s = float("-inf")
+        self._spool = Spool(Path(settings.spool_dir), self.id, bytes_max=settings.spool_bytes_max)
+        self._workers = WorkerClient(
+            secret=settings.internal_secret.encode(),
+            subject=self.id,
+            limits=_worker_limits(settings),
+            now_ms=now_ms,
+        )
+
+    async def open(self) -> None:
+        """Connect, take a lease, read the routes, start the loops.
+
+        Raises StoreAwayError when Postgres does not answer in time, OSError for the spool.
+        """
+        settings = self.settings
+        self._clock = asyncio.get_running_loop().time
+        self._spool.open()
+        self._postgres = await Postgres.open(
+            PostgresConfig(
+                database_url=settings.database_url,
+                application_name=f"headworks {self.id}",
+                connections_max=POSTGRES_CONNECTIONS,
+            )
+        )
+        self._source = PostgresSource(self._postgres, settings.region)
+        await self._first_contact()
+        self._ledger = await Ledger.open(settings.database_url)
+        self._dispatch = Dispatch(settings.redis_url, self.id)
+        await self._dispatch.start()
+        self._books = Books(self._ledger, self._spool)
+        self.auth = Authenticator(
+            source=self._source,
+            pepper=settings.key_pepper.encode(),
+            limits=AuthLimits(stale_s=settings.auth_stale_ms / 1000),
+            clock_s=self._clock,
+        )
+        self.relay = Relay(self._shared())
+        self._announce()
+        self._start_loops()
+
+    async def close(self) -> None:
+        """End what is under way, settle it, give the lease back. Bounded."""
+        await self.relay.drain()
+        await self._background.close()
+        await self._books.recover()
+        await self._dispatch.close()
+        await self._ledger.close()
+        await self._spool.close()
+        await self._retire_lease()
+        await self._workers.close()
+        await self._postgres.close()
+        self.prompts.close()
+
+    def reasons(self) -> dict[str, str]:
+        """Why this gateway should get no traffic; nothing when it should."""
+        reasons: dict[str, str] = {}
+        lost_after_s = CONTACT_LOST_AFTER_POLLS * self.settings.poll_ms / 1000
+        if self._clock() - self._view_read_s > lost_after_s:
+            reasons["postgres"] = "the routing view could not be read lately"
+        if self._dispatch.degraded:
+            reasons["valkey"] = "limits and placement are decided by this gateway alone"
+        if not self.routes.ready_replicas:
+            reasons["replicas"] = "no replica is ready"
+        if self.relay.draining:
+            reasons["gateway"] = "it is shutting down"
+        return reasons
+
+    def refresh_metrics(self) -> None:
+        """Set the gauges."""
+        metrics = self.metrics
+        metrics.open_requests.set(len(self.relay))
+        metrics.settling.set(len(self._endings))
+        metrics.spool_bytes.set(self._books.spool_bytes)
+        metrics.ledger_away.set(self._books.away)
+        metrics.ledger_refused.set(self._books.refused_words)
+        metrics.dispatch_degraded.set(self._dispatch.degraded)
+        metrics.view_age_s.set(self._clock() - self._view_read_s)
+        metrics.worker_connections.set(self._workers.connections)
+
+    def new_request_id(self) -> str:
+        """A fresh one."""
+        return ids.request_id(self.settings.region, os.urandom(ids.ENTROPY_BYTES))
+
+    # Opening.
+
+    async def _first_contact(self) -> None:
+        until_s = self._clock() + self.settings.start_timeout_ms / 1000
+        while True:
+            try:
+                await self._assert_lease()
+                await self._read_routes()
+            except (StoreAwayError, SourceAwayError):
+                if self._clock() > until_s:
+                    raise
+                await asyncio.sleep(0.25)
+            else:
+                return
+
+    def _shared(self) -> Shared:
+        settings = self.settings
+        parts = Parts(
+            dispatch=self._dispatch,
+            workers=self._workers,
+            routes=self.routes,
+            metrics=self.metrics,
+            limits=GenerationLimits(
+                deaths_max=settings.deaths_max,
+                nacks_max=settings.nacks_max,
+                abort_s=settings.worker_abort_ms / 1000,
+            ),
+        )
+        return Shared(
+            gateway_id=self.id,
+            region=settings.region,
+            routes=self.routes,
+            prompts=self.prompts,
+            books=self._books,
+            prefixes=PrefixMemory(),
+            metrics=self.metrics,
+            endings=self._endings,
+            generation=parts,
+            limits=RelayLimits(
+                exchanges_max=settings.exchanges_max,
+                slow_reader_s=settings.slow_reader_ms / 1000,
+                checkpoint_age_s=settings.checkpoint_ms / 1000,
+                drain_s=settings.drain_ms / 1000,
+                settle_s=settings.settle_ms / 1000,
+            ),
+            hold_limits=HoldLimits(first_output_tokens=settings.reserve_output_tokens),
+            now_ms=now_ms,
+            new_request_id=self.new_request_id,
+            new_seed=lambda: int.from_bytes(os.urandom(8), "big") >> 1,
+            renew_routes=self._poll_routes,
+        )
+
+    def _start_loops(self) -> None:
+        settings = self.settings
+        poll_s = settings.poll_ms / 1000
+        lease_s = settings.lease_ms / 1000 / LEASE_PARTS
+        start = self._background.every
+        start(poll_s, "routes", self._poll_routes, within_s=5.0)
+        start(poll_s, "keys", self._poll_keys, within_s=5.0)
+        start(lease_s, "lease", self._assert_lease, within_s=5.0)
+        start(1.0, "spool", self._books.recover, within_s=600.0)
+        start(60.0, "adoption", self._books.adopt, within_s=600.0)
+        start(1.0, "slow readers", self._cut_slow_readers, within_s=1.0)
+        start(settings.checkpoint_ms / 1000, "checkpoint", self._checkpoint, within_s=10.0)
+
+    # The loops' work.
+
+    async def _poll_routes(self) -> None:
+        await self._read_routes()
+        self._announce()
+
+    async def _read_routes(self) -> None:
+        began_s = self._clock()
+        self.routes.update(await self._source.routing_view())
+        self._view_read_s = began_s
+
+    def _announce(self) -> None:
+        for pool, replicas in self.routes.view.replicas.items():
+            self._dispatch.set_replicas(pool, replicas)
+        for model in self.routes.models.values():
+            self.prompts.want(model.version)
+
+    async def _poll_keys(self) -> None:
+        await self.auth.poll()
+
+    async def _assert_lease(self) -> None:
+        async with self._postgres.transaction() as conn:
+            settings = self.settings
+            await assert_lease(conn, self.id, settings.region, settings.lease_ms)
+
+    async def _retire_lease(self) -> None:
+        try:
+            async with self._postgres.transaction() as conn:
+                await retire_lease(conn, self.id)
+        except StoreAwayError:
+            _log.warning("the lease could not be retired; the sweeper will see it run out")
+
+    async def _cut_slow_readers(self) -> None:
+        self.relay.cut_slow_readers()
+
+    async def _checkpoint(self) -> None:
+        await self.relay.checkpoint()
+
+
+def _worker_limits(settings: GatewaySettings) -> WorkerLimits:
+    return WorkerLimits(
+        connect_s=settings.worker_connect_ms / 1000,
+        head_s=settings.worker_head_ms / 1000,
+        first_frame_s=settings.worker_first_frame_ms / 1000,
+        idle_s=settings.worker_idle_ms / 1000,
+        abort_s=settings.worker_abort_ms / 1000,
+    )

@@ -1,0 +1,107 @@
+"""Uvicorn's HTTP/1.1 protocol with the bounds it lacks, and a way to cut a connection.
+
+A request's head has a size and a time to arrive in; a new connection that says nothing is
+closed as an idle one is. `scope["extensions"]["headworks.cut"]` closes the connection at
+once, whatever waits to be written.
+"""
+
+import asyncio
+from http import HTTPStatus
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+CUT = "headworks.cut"
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """`head_bytes_max` and `head_timeout_s` are set on a subclass, by `bounded`."""
+
+    head_bytes_max = 65_536
+    head_timeout_s = 20.0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._head_bytes = 0
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as the base has it
+        """The first request's time begins with the connection."""
+        super().connection_made(transport)
+        self._start_head_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """No request will come."""
+        self._stop_head_timer()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        """A request's first byte."""
+        super().on_message_begin()
+        self.scope["extensions"] = {CUT: {"cut": self.transport.abort}}
+        self._head_bytes = 0
+        self._start_head_timer()
+
+    def on_url(self, url: bytes) -> None:
+        """Some of the request line."""
+        self._count_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header."""
+        self._count_head(len(name) + len(value))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """The head is whole."""
+        self._stop_head_timer()
+        super().on_headers_complete()
+
+    def _count_head(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > self.head_bytes_max:
+            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+            raise ValueError("the request's head is too large")
+
+    def _start_head_timer(self) -> None:
+        self._stop_head_timer()
+        self._head_timer = self.loop.call_later(self.head_timeout_s, self._head_is_late)
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_is_late(self) -> None:
+        self._refuse(HTTPStatus.REQUEST_TIMEOUT)
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - the base's words are not ours
+        """Bytes that are not HTTP."""
+        self._refuse(HTTPStatus.BAD_REQUEST)
+
+    def _refuse(self, status: HTTPStatus) -> None:
+        """Before a dialect is known; both SDKs read a message from this shape."""
+        if self.transport.is_closing():
+            return
+        kind = "invalid_request_error"
+        body = (
+            f'{{"type":"error","error":{{"type":"{kind}","message":"{status.phrase}",'
+            f'"param":null,"code":null}}}}'
+        ).encode()
+        head = (
+            b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+            % len(body)
+        )
+        self.transport.write(STATUS_LINE[status] + head + body)
+        self.transport.close()
+
+
+def bounded(*, head_bytes_max: int, head_timeout_s: float) -> type[BoundedProtocol]:
+    """The protocol class with these bounds, for uvicorn's configuration."""
+
+    class Configured(BoundedProtocol):
+        pass
+
+    Configured.head_bytes_max = head_bytes_max
+    Configured.head_timeout_s = head_timeout_s
+    return Configured

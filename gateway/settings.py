@@ -1,0 +1,74 @@
+"""What a gateway is told at its start. Units are in the names.
+
+The one invariant: every wait, queue, buffer and retry that this process knows has its bound
+here, or in the limits built from it.
+"""
+
+import msgspec
+
+from core.internal_token import SECRET_BYTES_MIN
+from core.settings import SettingsError, env_name
+
+
+class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Read once in `__main__` from `HEADWORKS_…`."""
+
+    database_url: str
+    redis_url: str
+    internal_secret: str
+    key_pepper: str
+    models_dir: str
+    spool_dir: str
+    region: str = "local"
+    log_level: str = "INFO"
+    gateway_host: str = "127.0.0.1"
+    gateway_port: int = 8000
+
+    lease_ms: int = 5_000  # of this incarnation; asserted three times in it
+    poll_ms: int = 500  # of keys, tenants, routes and replicas
+    start_timeout_ms: int = 30_000  # for Postgres to answer at the start
+
+    body_bytes_max: int = 32 * 1024 * 1024
+    body_timeout_ms: int = 60_000  # for a whole request body to arrive
+    head_bytes_max: int = 65_536  # of a request's line and headers
+    head_timeout_ms: int = 20_000
+    keep_alive_ms: int = 75_000  # an idle client connection
+    exchanges_max: int = 2_048  # requests under way; further ones get 503
+    connections_max: int = 8_192
+
+    deadline_ms_max: int = 600_000  # and the deadline of a request that names none
+    output_tokens_max: int = 0  # of one answer; 0 leaves it to the model
+    reserve_output_tokens: int = 1_024  # a hard-capped tenant's first reservation
+    headers_wait_ms: int = 10_000  # a stream's headers wait so long for the engine to start
+    ping_ms: int = 10_000  # between signs of life in a silent stream
+    slow_reader_ms: int = 30_000  # a client that takes no byte for so long is cut
+    deaths_max: int = 3  # of replicas, under one request
+    nacks_max: int = 64
+
+    worker_connect_ms: int = 2_000
+    worker_head_ms: int = 10_000
+    worker_first_frame_ms: int = 60_000
+    worker_idle_ms: int = 60_000
+    worker_abort_ms: int = 1_000
+
+    auth_stale_ms: int = 900_000  # rows serve so long with Postgres away
+    spool_bytes_max: int = 256 * 1024 * 1024
+    checkpoint_ms: int = 10_000  # of streams at least so old, and so often
+    drain_ms: int = 20_000  # at SIGTERM, for answers to end by themselves
+    settle_ms: int = 10_000  # then, for them to be settled
+
+
+MAY_BE_ZERO = frozenset({"gateway_port", "output_tokens_max"})
+
+
+def checked(settings: GatewaySettings) -> GatewaySettings:
+    """The same settings, or SettingsError for a value that would be unsafe to start with."""
+    if len(settings.internal_secret.encode()) < SECRET_BYTES_MIN:
+        name = env_name("internal_secret")
+        raise SettingsError(f"{name} is shorter than {SECRET_BYTES_MIN} bytes")
+    for field in msgspec.structs.fields(settings):
+        value = getattr(settings, field.name)
+        least = 0 if field.name in MAY_BE_ZERO else 1
+        if isinstance(value, int) and value < least:
+            raise SettingsError(f"{env_name(field.name)} must be at least {least}")
+    return settings

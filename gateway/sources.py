@@ -1,0 +1,48 @@
+"""What a gateway reads from Postgres: keys, tenants and the routing view. Nothing is written.
+
+With Postgres away each call says so within the pool's bounds.
+"""
+
+from core.registry import RoutingView
+from core.tenancy import KeyRecord, Tenant
+from gateway.auth import SourceAwayError, TenancyChanges
+from store.changes import current_change
+from store.postgres import Postgres, StoreAwayError
+from store.routing_view import routing_view
+from store.tenants import changes_since, key_by_digest
+
+
+class PostgresSource:
+    """Implements `gateway.auth.KeySource`."""
+
+    def __init__(self, postgres: Postgres, region: str) -> None:
+        self._postgres = postgres
+        self._region = region
+
+    async def key_by_digest(self, digest: bytes) -> tuple[KeyRecord, Tenant] | None:
+        """The key and its tenant, revoked and disabled ones included."""
+        try:
+            async with self._postgres.connection() as conn:
+                return await key_by_digest(conn, digest)
+        except StoreAwayError as error:
+            raise SourceAwayError(str(error)) from error
+
+    async def changes(self, cursor: int | None) -> TenancyChanges:
+        """What changed after `cursor`."""
+        try:
+            async with self._postgres.connection() as conn:
+                if cursor is None:
+                    now = await current_change(conn, "tenancy")
+                    return TenancyChanges(keys=(), tenants=(), cursor=now)
+                changes = await changes_since(conn, cursor)
+        except StoreAwayError as error:
+            raise SourceAwayError(str(error)) from error
+        return TenancyChanges(keys=changes.keys, tenants=changes.tenants, cursor=changes.version)
+
+    async def routing_view(self) -> RoutingView:
+        """This region's routes and replicas. Raises SourceAwayError."""
+        try:
+            async with self._postgres.connection() as conn:
+                return await routing_view(conn, self._region)
+        except StoreAwayError as error:
+            raise SourceAwayError(str(error)) from error
