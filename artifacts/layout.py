@@ -1,19 +1,22 @@
 """Looks into model files and says what they are, before anything is stored.
 
-A directory is one GGUF file, or Hugging Face's layout with safetensors. What cannot be
-served is refused here, by name: a pull that succeeds is a model that can be loaded.
+A directory is one GGUF file, or Hugging Face's layout with safetensors. Architectures that
+cannot be served and files that are cut are refused here, by name, before they take up room;
+what a loader knows better (a kind of rotary scaling, say) is the loader's to refuse.
 """
 
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from artifacts.errors import CorruptError, UnsupportedError
+from artifacts.files import sha256_of
+from artifacts.gguf_header import read_gguf_header
 from artifacts.manifest import Format
 
 # GGUF `general.architecture` and Hugging Face `model_type` agree on this word.
@@ -53,29 +56,21 @@ def read_layout(source: Path) -> Layout:
 
 
 def _gguf(path: Path) -> Layout:
-    import gguf  # noqa: PLC0415 - slow to import, and needed only for a pull
-
     try:
-        reader = gguf.GGUFReader(path)
+        header = read_gguf_header(path)
     except Exception as error:  # the library raises whatever the bytes lead it into
         raise CorruptError(f"{path} is not a whole GGUF file: {error}") from error
-    values = {key: field.contents() for key, field in reader.fields.items()}
-    family = str(values.get("general.architecture"))
+    family = str(header.values.get("general.architecture"))
     _require(family, FAMILIES, f"{path.name}: architecture")
-    _require(values.get("tokenizer.ggml.model"), ("gpt2",), f"{path.name}: GGUF tokenizer")
-    sizes: Counter[str] = Counter()
-    for tensor in reader.tensors:
-        sizes[tensor.tensor_type.name.lower()] += int(tensor.n_bytes)
-    template = values.get("tokenizer.chat_template", "")
-    tokenizer = {key: value for key, value in values.items() if key.startswith("tokenizer.ggml.")}
+    _require(header.values.get("tokenizer.ggml.model"), ("gpt2",), f"{path.name}: GGUF tokenizer")
     return Layout(
         format="gguf",
         family=family,
-        context_tokens=int(values[f"{family}.context_length"]),
-        weight_dtype=_widest(sizes),
+        context_tokens=_tokens(header.values, f"{family}.context_length", path.name),
+        weight_dtype=_widest(header.dtype_bytes),
         paths=(path,),
-        tokenizer_sha256=_sha256(json.dumps(tokenizer, sort_keys=True)),
-        template_sha256=_sha256(template),
+        tokenizer_sha256=header.tokenizer_sha256,
+        template_sha256=_sha256(str(header.values.get("tokenizer.chat_template", ""))),
     )
 
 
@@ -95,10 +90,10 @@ def _hugging_face(directory: Path) -> Layout:
     return Layout(
         format="safetensors",
         family=config["model_type"],
-        context_tokens=int(config["max_position_embeddings"]),
+        context_tokens=_tokens(config, "max_position_embeddings", "config.json"),
         weight_dtype=_widest(_dtype_sizes(weights)),
         paths=(*(directory / name for name in REQUIRED), *optional, *weights),
-        tokenizer_sha256=_sha256((directory / "tokenizer.json").read_text(encoding="utf-8")),
+        tokenizer_sha256=sha256_of(directory / "tokenizer.json"),
         template_sha256=_sha256(_template(directory)),
     )
 
@@ -158,6 +153,12 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise CorruptError(f"{path} is not a JSON object")
     return content
+
+
+def _tokens(values: Mapping[str, Any], key: str, file: str) -> int:
+    if not isinstance(values.get(key), int):
+        raise CorruptError(f"{file} lacks {key}, the length of the context")
+    return int(values[key])
 
 
 def _require(value: object, known: tuple[str, ...], what: str) -> None:

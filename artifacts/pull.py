@@ -38,16 +38,27 @@ def pull(
     *,
     name: str | None = None,
     compute_dtype: ComputeDtype = "float32",
-    hub: Hub | None = None,
+) -> Manifest:
+    """The model that `spec` means; see `pull_source`."""
+    source = find_source(spec, HuggingFaceHub())
+    return pull_source(source, store, progress, name=name, compute_dtype=compute_dtype)
+
+
+def pull_source(
+    source: Source,
+    store: ModelStore,
+    progress: Report = _silent,
+    *,
+    name: str | None = None,
+    compute_dtype: ComputeDtype = "float32",
 ) -> Manifest:
     """The model's version, fetched unless it is already here and intact.
 
     `progress` is called often, from this thread or one of ours. Raises ArtifactError, whose
     message is for the operator.
     """
-    store.prepare()
-    source = find_source(spec, hub or HuggingFaceHub())
     public = _checked_name(name or source.name)
+    store.prepare()
     workspace = store.root / "incoming" / source.key
     with file_lock(store.root / "locks" / source.key), disk_errors(store.root):
         kept = _already_here(source, store, public, compute_dtype)
@@ -69,7 +80,7 @@ def find_source(spec: str, hub: Hub) -> Source:
     if spec.startswith("hf:"):
         return parse_hub(spec, hub)
     path = Path(spec).expanduser()
-    if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):
+    if (spec and path.is_dir()) or (path.suffix == ".gguf" and path.is_file()):
         return DirectorySource(path.resolve())
     raise UnknownModelError(
         f"{spec!r} is no known model (known: {', '.join(WHEELS)}), "

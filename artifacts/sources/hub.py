@@ -8,7 +8,7 @@ import contextlib
 import fnmatch
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -66,8 +66,10 @@ class HubSource(msgspec.Struct, frozen=True, kw_only=True):
         folder = workspace / snapshot.commit
         folder.mkdir(exist_ok=True)
         require_room(workspace, max(0, snapshot.bytes - _size(folder)))
-        with _watched(folder, Meter(report, "download", snapshot.bytes)):
+        meter = Meter(report, "download", snapshot.bytes)
+        with _watched(lambda: meter.reach(min(_size(folder), snapshot.bytes))):
             self.hub.download(self.repository, snapshot.commit, folder)
+        meter.reach(snapshot.bytes)
         source = f"hf:{self.repository}@{snapshot.commit}"
         return Fetched(path=folder, source=source, owned=True)
 
@@ -106,7 +108,9 @@ class HuggingFaceHub:
     def download(self, repository: str, commit: str, folder: Path) -> None:
         """huggingface_hub keeps unfinished files beside the finished ones and goes on."""
         import huggingface_hub  # noqa: PLC0415 - as above
+        from huggingface_hub.utils.tqdm import disable_progress_bars  # noqa: PLC0415 - as above
 
+        disable_progress_bars()  # ours tells the same
         with _hub_errors(repository, commit):
             huggingface_hub.snapshot_download(
                 repository,
@@ -119,7 +123,7 @@ class HuggingFaceHub:
 
 @contextlib.contextmanager
 def _hub_errors(repository: str, revision: str | None) -> Iterator[None]:
-    import httpx  # noqa: PLC0415 - comes with huggingface_hub, imported there too
+    import httpx2  # noqa: PLC0415 - huggingface_hub's own HTTP client, whose errors it lets through
     from huggingface_hub import errors  # noqa: PLC0415 - as above
 
     try:
@@ -132,20 +136,33 @@ def _hub_errors(repository: str, revision: str | None) -> Iterator[None]:
         raise UnknownModelError(f"{repository} has no revision {revision!r}") from error
     except errors.RepositoryNotFoundError as error:
         raise UnknownModelError(f"the hub shows no repository {repository} to us") from error
-    except (httpx.HTTPError, errors.HfHubHTTPError, errors.OfflineModeIsEnabled, OSError) as error:
+    except _away(httpx2.HTTPError) as error:
         raise SourceAwayError(f"the Hugging Face hub cannot be reached: {error}") from error
     except errors.HFValidationError as error:
         raise UnknownModelError(str(error)) from error
 
 
+def _away(http_error: type[Exception]) -> tuple[type[Exception], ...]:
+    """All that means "not now", which is not all OSErrors: a full disk is ours to mend."""
+    from huggingface_hub import errors  # noqa: PLC0415 - as above
+
+    return (
+        http_error,
+        ConnectionError,
+        errors.LocalEntryNotFoundError,
+        errors.FileMetadataError,
+        errors.XetDownloadError,
+    )
+
+
 @contextlib.contextmanager
-def _watched(folder: Path, meter: Meter) -> Iterator[None]:
-    """Report the folder's growth from a thread: huggingface_hub's bars are for terminals."""
+def _watched(look: Callable[[], None]) -> Iterator[None]:
+    """Report growth from a thread: huggingface_hub's own bars are for terminals."""
     done = threading.Event()
 
     def watch() -> None:
         while not done.wait(POLL_S):
-            meter.reach(_size(folder))
+            look()
 
     thread = threading.Thread(target=watch, name="hub-progress", daemon=True)
     thread.start()
@@ -154,7 +171,6 @@ def _watched(folder: Path, meter: Meter) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
-    meter.reach(_size(folder))
 
 
 def _size(folder: Path) -> int:
