@@ -8,6 +8,7 @@ import msgspec
 import pytest
 import torch
 
+from tests.support.one_thread import one_thread
 from tests.support.tiny_llama import TinyLlama, write_gguf, write_hf
 from tests.support.transformers_llama import logits_along, transformers_llama
 from worker.runner import ModelRunner, compute_dtype, kv_blocks_for_memory, load_runner
@@ -17,6 +18,12 @@ from worker.weights import load_weights
 TINY = TinyLlama(hidden=48, heads=6, kv_heads=2, head_dim=8, vocab=300, context=400, tied=True)
 BLOCK = 4
 GREEDY = Draw(seed=1, choice=0, index=0, temperature=0.0, top_p=1.0, top_k=0, logprobs=None)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
 
 
 @pytest.fixture(scope="module")
