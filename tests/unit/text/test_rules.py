@@ -2,6 +2,7 @@
 
 import datetime as dt
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -183,6 +184,14 @@ def test_bytes_of_tokens_are_the_text_of_their_sequence(tiny_rules, ids):
 @given(ids=st.lists(st.integers(min_value=0, max_value=699)))
 def test_decode_equals_hugging_faces(tiny_rules, theirs, ids):
     assert tiny_rules.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+
+
+def test_threads_share_one_set_of_rules(tiny_rules):
+    messages = [ChatMessage("user", content) for content in TRICKY]
+    expected = tiny_rules.chat_ids(messages)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: tiny_rules.chat_ids(messages), range(100)))
+    assert all(ids == expected for ids in found)
 
 
 def test_a_lone_surrogate_is_refused(tiny_rules):
