@@ -5,11 +5,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from artifacts.errors import ArtifactError
-from artifacts.manifest import Manifest
-from artifacts.pull import Progress, pull
+from artifacts.manifest import ComputeDtype, Manifest
+from artifacts.progress import Progress
+from artifacts.pull import pull
 from artifacts.store import ModelStore
 from cli.output import Output
 from cli.place import add_data_option, complain, layout_of
+
+DTYPE: ComputeDtype = "bfloat16"
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -19,6 +22,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     pulling = actions.add_parser("pull", help="a known name, a directory, or hf:org/name[@rev]")
     add_data_option(pulling)
     pulling.add_argument("spec")
+    pulling.add_argument(
+        "--dtype",
+        choices=("bfloat16", "float32"),
+        default=DTYPE,
+        help="to compute in; a part of the version (default: bfloat16)",
+    )
     pulling.set_defaults(run=run_pull)
     listing = actions.add_parser("list", help="versions in the store")
     add_data_option(listing)
@@ -28,7 +37,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run_pull(arguments: argparse.Namespace, _environ: Mapping[str, str]) -> int:
     """Prints the version hash."""
     try:
-        manifest = pull_with_progress(arguments.spec, layout_of(arguments).models, Output())
+        root = layout_of(arguments).models
+        manifest = pull_with_progress(arguments.spec, root, Output(), dtype=arguments.dtype)
     except (ArtifactError, OSError) as error:
         complain(str(error))
         return 1
@@ -44,7 +54,7 @@ def run_list(arguments: argparse.Namespace, _environ: Mapping[str, str]) -> int:
     return 0
 
 
-def pull_with_progress(spec: str, root: Path, output: Output) -> Manifest:
+def pull_with_progress(spec: str, root: Path, output: Output, *, dtype: ComputeDtype = DTYPE) -> Manifest:
     """Pull, unless the store has it, with a bar. Raises ArtifactError."""
     with output.progress() as bar:
         task = bar.add_task("model", total=None)
@@ -57,4 +67,4 @@ def pull_with_progress(spec: str, root: Path, output: Output) -> Manifest:
                 total=progress.bytes_total,
             )
 
-        return pull(spec, ModelStore(root), report)
+        return pull(spec, ModelStore(root), report, compute_dtype=dtype)

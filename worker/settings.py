@@ -22,7 +22,6 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     worker_url: str = ""  # as gateways reach it; "" is http://<host>:<port>
     # The engine.
     threads: int = 0  # 0: one for each core
-    dtype: str = "auto"  # auto | float32 | bfloat16
     kv_blocks: int = 0  # 0: from kv_memory_mb
     kv_memory_mb: int = 512
     block_tokens: int = 16

@@ -27,14 +27,17 @@ def load_engine(settings: WorkerSettings, boot_id: str) -> Engine:
     started = time.monotonic()
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    directory = ModelStore(Path(settings.models_dir)).directory(settings.model_version)
+    store = ModelStore(Path(settings.models_dir))
+    directory = store.directory(settings.model_version)
+    manifest = store.find(settings.model_version)
+    assert manifest is not None
     text = TextRules.load(directory)
     runner = load_runner(
         directory,
         block_tokens=settings.block_tokens,
         kv_blocks=settings.kv_blocks,
         kv_memory_bytes=settings.kv_memory_mb * 1024 * 1024,
-        dtype=settings.dtype,
+        dtype=manifest.compute_dtype,  # a part of the version, so not a setting
     )
     runner.warm_up(tokens=settings.max_batched_tokens)
     config = EngineConfig(
