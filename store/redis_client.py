@@ -101,6 +101,7 @@ class RedisClient:
         self._on_message = on_message
         self._on_lost = on_lost
         self._wire: _Wire | None = None
+        self._last_wire: _Wire | None = None
         self._keeper: asyncio.Task[None] | None = None
         self.connected = asyncio.Event()
 
@@ -113,8 +114,15 @@ class RedisClient:
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
+        self.drop("closed")
+        if self._last_wire is not None:
+            self._last_wire.abort("closed")
+            await self._last_wire.closed
+
+    def drop(self, reason: str) -> None:
+        """End the connection because it is of no use; another is sought as ever."""
         if self._wire is not None:
-            self._wire.abort("closed")
+            self._wire.abort(reason)
 
     def call(self, *parts: Part) -> "asyncio.Future[object]":
         """Send one command with this tick's write. Raises RedisAwayError, now or on await."""
@@ -168,6 +176,7 @@ class RedisClient:
                 _, made = await loop.create_connection(
                     wire, address.host, address.port, ssl=context
                 )
+        self._last_wire = made
         try:
             await asyncio.gather(*(made.send(parts) for parts in self._greeting()))
             made.listen(self._channels())
@@ -216,7 +225,8 @@ class _Wire(asyncio.Protocol):
         self._waiting: deque[_Call] = deque()
         self._watch: asyncio.TimerHandle | None = None
         self._reason = "the connection was closed by the server"
-        self.lost: asyncio.Future[None] = loop.create_future()
+        self.lost: asyncio.Future[None] = loop.create_future()  # of no use any more
+        self.closed: asyncio.Future[None] = loop.create_future()  # the socket is gone
 
     def send(
         self, parts: tuple[Part, ...], fallback: tuple[Part, ...] = ()
@@ -265,6 +275,7 @@ class _Wire(asyncio.Protocol):
         if exc is not None:
             self._reason = str(exc)
         self._end()
+        self.closed.set_result(None)
 
     def _queue(self, parts: tuple[Part, ...], call: "_Call") -> None:
         if not self._outgoing:

@@ -40,6 +40,7 @@ class Scripts(msgspec.Struct, frozen=True, kw_only=True):
     renew: Script
     finish_pool: Script
     cancel_pool: Script
+    raise_versions: Script
 
     def all(self) -> tuple[Script, ...]:
         """Each script, to load them into a server."""
@@ -64,7 +65,13 @@ def load_scripts(pool_rules: PoolRules, limit_rules: LimitRules) -> Scripts:
         renew=_script("renew", POOL_LIBRARIES, pool),
         finish_pool=_script("finish_pool", POOL_LIBRARIES, pool),
         cancel_pool=_script("cancel_pool", POOL_LIBRARIES, pool),
+        raise_versions=version_script(),
     )
+
+
+def version_script() -> Script:
+    """The one script that knows no rules, for who does nothing but push versions."""
+    return _script("raise_versions", (), {})
 
 
 def _script(name: str, libraries: tuple[str, ...], rules: dict[str, object]) -> Script:
