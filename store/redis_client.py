@@ -155,7 +155,7 @@ class RedisClient:
             if not wire.lost.done():
                 self._wire = wire
                 self.connected.set()
-                await wire.lost
+                await asyncio.shield(wire.lost)
             await asyncio.sleep(BACKOFF_FIRST_S)
 
     async def _connect(self) -> "_Wire":
