@@ -11,8 +11,6 @@ may not have been done and is safe to repeat.
 """
 
 import asyncio
-import os
-import socket
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Generic, Protocol, TypeVar
@@ -20,7 +18,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 import psycopg
 
-from store.postgres import Connection, PostgresConfig, StoreAwayError, connect
+from store.postgres import Connection, PostgresConfig, StoreAwayError, connect, cut
 
 Command = TypeVar("Command")
 Answer = TypeVar("Answer")
@@ -273,8 +271,7 @@ class Lane(Generic[Command, Answer]):
         try:
             done, _ = await asyncio.wait({task}, timeout=self._config.try_timeout_s)
             if not done:
-                # Cancelling would wait for the server's consent. Cut, so that the task ends.
-                _cut(conn)
+                cut(conn)
                 await asyncio.wait({task}, timeout=self._config.retry_pause_max_s)
             return await _result(task)
         finally:
@@ -327,8 +324,3 @@ async def _result(task: asyncio.Task[Result]) -> Result:
         if isinstance(error, psycopg.OperationalError) or error.sqlstate == READ_ONLY_TRANSACTION:
             raise StoreAwayError(str(error)) from error
         raise
-
-
-def _cut(conn: Connection) -> None:
-    with socket.socket(fileno=os.dup(conn.fileno())) as wire:
-        wire.shutdown(socket.SHUT_RDWR)

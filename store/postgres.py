@@ -7,6 +7,9 @@ away, restarting, out of connections, too slow, deadlocked.
 """
 
 import asyncio
+import os
+import select
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
@@ -38,7 +41,7 @@ class PostgresConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Postgres:
-    """A pool. Connections are checked when taken, so that one that died is never handed out."""
+    """A pool. A connection that the server has closed is noticed when taken, at no round trip."""
 
     def __init__(self, config: PostgresConfig) -> None:
         self._config = config
@@ -49,8 +52,9 @@ class Postgres:
             min_size=config.connections_min,
             max_size=config.connections_max,
             timeout=config.acquire_timeout_s,
+            # The pool doubles its pauses until it gives up; giving up soon keeps them short.
+            reconnect_timeout=config.acquire_timeout_s,
             configure=_write_in_transactions,
-            check=AsyncConnectionPool.check_connection,
             open=False,
             name=config.application_name,
         )
@@ -83,16 +87,28 @@ class Postgres:
         Raises:
             StoreAwayError: Nothing could be read.
         """
-        clock = asyncio.timeout(self._config.transaction_timeout_s)
         try:
-            async with clock, self.pool.connection() as conn:
+            async with self._taken() as conn:
                 yield conn
-        except TimeoutError as error:
-            if not clock.expired():
-                raise  # the caller's own
-            raise StoreAwayError("Postgres did not answer in time") from error
         except psycopg.OperationalError as error:
             raise StoreAwayError(str(error)) from error
+
+    @asynccontextmanager
+    async def _taken(self) -> AsyncIterator[Connection]:
+        # After a restart every idle connection is dead. The pool's own check pauses a second
+        # between two of them.
+        conn = await self.pool.getconn()
+        while _is_hung_up(conn):
+            await conn.close()
+            await self.pool.putconn(conn)
+            conn = await self.pool.getconn()
+        loop = asyncio.get_running_loop()
+        bound = loop.call_later(self._config.transaction_timeout_s, cut, conn)
+        try:
+            yield conn
+        finally:
+            bound.cancel()
+            await self.pool.putconn(conn)
 
 
 async def connect(config: PostgresConfig, *, options: dict[str, str] | None = None) -> Connection:
@@ -136,6 +152,26 @@ def conninfo(
         keepalives_count=3,
         tcp_user_timeout=10_000,
     )
+
+
+def cut(conn: Connection) -> None:
+    """Fail whatever waits on the connection, now.
+
+    Cancelling it would first ask the server, and wait for an answer: in vain when it is frozen
+    or out of reach.
+    """
+    if not conn.closed:
+        with socket.socket(fileno=os.dup(conn.fileno())) as wire:
+            wire.shutdown(socket.SHUT_RDWR)
+
+
+def _is_hung_up(conn: Connection) -> bool:
+    """Whether the server has said anything to an idle connection: hardly ever but goodbye."""
+    if conn.closed:
+        return True
+    poll = select.poll()
+    poll.register(conn.fileno(), select.POLLIN)
+    return bool(poll.poll(0))
 
 
 async def _write_in_transactions(conn: Connection) -> None:

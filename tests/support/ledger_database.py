@@ -1,9 +1,12 @@
 """A database made ready for the ledger: prices, and tenants of a test's own."""
 
 import secrets
+from typing import Any
 
 from store.accounts import open_account
-from store.postgres import Postgres
+from store.group_commit import GroupCommitConfig
+from store.ledger import Ledger
+from store.postgres import Postgres, PostgresConfig
 from store.prices import ListedPrice, seed_prices
 from tests.support.ledger_commands import PRICES
 
@@ -19,3 +22,9 @@ async def a_tenant(pg: Postgres, *, hard_cap_micro: int | None = None) -> str:
         )
         await open_account(conn, tenant_id, hard_cap_micro)
     return tenant_id
+
+
+def an_impatient_ledger(url: str, **bounds: Any) -> Ledger:
+    """One whose bounds a test can wait for."""
+    postgres = PostgresConfig(database_url=url, application_name="impatient", connect_timeout_s=1)
+    return Ledger(GroupCommitConfig(postgres=postgres, **bounds), lanes=1)
