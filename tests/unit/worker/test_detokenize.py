@@ -141,6 +141,8 @@ STOPS = st.lists(st.text("ab€", min_size=1, max_size=5), max_size=3)
 
 
 @given(LETTERS, STOPS, st.lists(st.integers(0, 1 << 16)))
+@example("aaab", ["aab"], [])
+@example("abaababaab", ["abaabaa", "babaa"], [3, 6])
 def test_pieces_add_up_to_the_text_before_the_first_completed_stop_string(text, stops, places):
     released, detokenizer = stream(cut(text.encode(), places), stops)
     assert ("".join(released), detokenizer.stopped) == until_stop(text, stops)

@@ -233,6 +233,15 @@ def test_choices_share_the_prompt_and_part_at_its_last_token(length):
     assert driver.runner.num_fed == length + 3 + 4 * 5
 
 
+def test_only_a_block_that_is_partly_the_prompts_is_copied():
+    for length, copies in ((4, 3), (5, 0), (6, 3)):
+        driver = Driver(kv_blocks=32)
+        driver.add(*forks(4, range(1, length + 1), max_tokens=3))
+        driver.step()
+        # Of four holders the last writes in place; a full block keeps its first holder too.
+        assert len(driver.scheduler.schedule().copies) == copies
+
+
 def test_choices_beyond_the_sequence_bound_wait_and_hit_the_shared_blocks():
     driver = Driver(max_sequences=2, kv_blocks=32)
     choices = forks(5, range(1, 10), max_tokens=6)
@@ -333,14 +342,25 @@ def test_an_undone_victim_takes_its_copy_with_it():
     choices = forks(2, range(1, 7), max_tokens=3, service_class="batch")
     driver.add(*choices)
     driver.step()
-    assert len(driver.scheduler.running) == 2
-    driver.add(a_sequence(range(30, 50), max_tokens=1, service_class="interactive"))
-    for _ in range(3):
-        plan = driver.scheduler.schedule()
-        rows = {block for row in plan.rows for block in row.blocks}
-        assert all(destination in rows for _, destination in plan.copies)
-        driver.scheduler.complete(plan, driver.runner.execute(plan))
+    assert [s.state for s in choices] == [State.RUNNING] * 2
+    urgent = driver.add(a_sequence(range(30, 50), max_tokens=1, service_class="interactive"))
+    plan = driver.scheduler.schedule()
+    assert ([row.sequence for row in plan.rows], plan.copies) == ([urgent.number], ())
     assert driver.scheduler.num_preemptions == 2
+
+
+def test_what_a_victim_leaves_is_not_given_to_those_that_wait():
+    driver = Driver(kv_blocks=4, expected_share=0, headroom_share=0)
+    driver.add(a_sequence([1] * 4, max_tokens=12))
+    last = driver.add(a_sequence([2] * 4, max_tokens=12))
+    for _ in range(2):
+        driver.step()
+    small = driver.add(a_sequence([3], max_tokens=1))
+    while last.state is State.RUNNING:
+        step = driver.step()
+    assert small.number not in step
+    assert driver.scheduler.pool.num_available > 0
+    assert small.number in driver.step()
 
 
 def test_growth_is_forecast_so_that_preemption_is_rare():
@@ -365,6 +385,12 @@ def test_the_forecast_learns_from_what_ends_and_from_preemptions():
     before = driver.scheduler.forecast.share
     driver.scheduler.finish(early)
     assert driver.scheduler.forecast.share < before
+
+
+def test_the_forecast_never_exceeds_what_can_be_written():
+    forecast = Driver(expected_share=1).scheduler.forecast
+    assert forecast.blocks(a_sequence([1] * 4, max_tokens=1)) == 1  # the fifth is never fed
+    assert forecast.blocks(a_sequence([1] * 4, max_tokens=2)) == 2
 
 
 def test_a_higher_class_displaces_lower_ones_to_run():
