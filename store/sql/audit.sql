@@ -21,7 +21,7 @@ SELECT g.id, g.region, g.lease_ms, g.retired,
        CAST(extract(epoch FROM clock_timestamp() - g.last_seen) * 1000 AS bigint) AS silent_ms,
        (SELECT count(*) FROM reservations r WHERE r.gateway_id = g.id) AS reservations
   FROM gateways g
- ORDER BY reservations > 0 DESC, g.last_seen DESC
+ ORDER BY 6 DESC, g.last_seen DESC
  LIMIT :limit;
 
 -- name: orphans

@@ -1,0 +1,1 @@
+"""HTTP endpoints, one module for each noun. They translate; `store` and the rules decide."""

@@ -1,0 +1,73 @@
+"""What workers say: register, beat, journal (`core.fleet`). Internal tokens only."""
+
+from litestar import post
+from litestar.di import NamedDependency
+from litestar.params import JSONBody
+
+from control_plane.fleet_rules import (
+    BeatVerdict,
+    judge_beat,
+    refuse_register,
+    unsound_beat,
+    unsound_register,
+)
+from control_plane.journal import take_journal
+from control_plane.services import Services
+from core.errors import Code, refuse
+from core.fleet import Beat, BeatReply, Journal, JournalReply, Register, Registered
+from store import fleet, registry
+from store.postgres import Connection
+from store.registry import DesiredState
+
+
+@post("/register", status_code=200)
+async def register(services: NamedDependency[Services], data: JSONBody[Register]) -> Registered:
+    """409 with the reason for an older boot, or for what the deployment does not serve."""
+    _require_sound(unsound_register(data))
+    async with services.postgres.transaction() as conn:
+        acked = await fleet.boot_position(conn, data.boot_id)
+        reason = refuse_register(
+            data,
+            deployment=await registry.deployment(conn, data.deployment),
+            current=await fleet.current_boot(conn, data.replica_id),
+            boot_known=acked is not None,
+        )
+        services.metrics.registrations.labels("refused" if reason else "taken").inc()
+        if reason is not None:
+            raise refuse(Code.CONFLICT, reason)
+        await fleet.put_replica(conn, data)
+    interval_ms = services.settings.beat_interval_ms
+    return Registered(beat_interval_ms=interval_ms, journal_acked=acked or 0)
+
+
+@post("/beat", status_code=200)
+async def beat(services: NamedDependency[Services], data: JSONBody[Beat]) -> BeatReply:
+    """409 for a boot that a newer one has replaced."""
+    _require_sound(unsound_beat(data))
+    async with services.postgres.transaction() as conn:
+        current = await fleet.current_boot(conn, data.replica_id)
+        acked = await fleet.boot_position(conn, data.boot_id)
+        verdict = judge_beat(data, current=current, boot_known=acked is not None)
+        services.metrics.beats.labels(verdict.name.lower()).inc()
+        if verdict is BeatVerdict.OLD_BOOT:
+            raise refuse(Code.CONFLICT, f"{data.boot_id} is an older life of {data.replica_id}")
+        if verdict is BeatVerdict.UNKNOWN:
+            return BeatReply(known=False)
+        if verdict is BeatVerdict.TAKEN:
+            await fleet.take_beat(conn, data)
+        return BeatReply(known=True, drain=await _draining(conn, data.replica_id))
+
+
+@post("/journal", status_code=200)
+async def journal(services: NamedDependency[Services], data: JSONBody[Journal]) -> JournalReply:
+    """Journals of older boots are welcome: they may be the only witness of a lost request."""
+    return await take_journal(services, data)
+
+
+def _require_sound(field: str | None) -> None:
+    if field is not None:
+        raise refuse(Code.UNPROCESSABLE, "this cannot be what a worker means", param=field)
+
+
+async def _draining(conn: Connection, replica_id: str) -> bool:
+    return await fleet.desired_state(conn, replica_id) == DesiredState.DRAINING

@@ -1,0 +1,16 @@
+"""What names may look like. They travel in URLs, Valkey keys and request ids.
+
+A deployment and a region make a pool's name with `@` between them, so neither holds one.
+"""
+
+from typing import Annotated
+
+import msgspec
+
+DeploymentName = Annotated[
+    str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=63)
+]
+RegionName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=32)]
+ModelName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$", max_length=128)]
+TenantName = Annotated[str, msgspec.Meta(pattern=r"^\S(?:[^\x00-\x1f]*\S)?$", max_length=100)]
+KeyName = Annotated[str, msgspec.Meta(pattern=r"^\S(?:[^\x00-\x1f]*\S)?$", max_length=100)]

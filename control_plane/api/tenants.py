@@ -1,0 +1,158 @@
+"""Tenants: created, listed, read, changed. Never deleted: a bill outlives its payer's account."""
+
+import secrets
+from collections.abc import Awaitable
+from typing import Annotated
+
+import msgspec
+from litestar import get, patch, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath, JSONBody
+
+from control_plane.api.names import TenantName
+from control_plane.api.paging import ROWS, After, Filter, Limit
+from control_plane.auth import ADMIN
+from control_plane.errors import ExistsError
+from control_plane.services import Services
+from core.errors import Code, refuse
+from core.ids import ENTROPY_BYTES, tenant_id
+from core.tenancy import Tenant
+from core.tickets import Limits
+from store import tenants
+from store.audit_log import record
+
+SALT_BYTES = 16
+AMOUNT_MAX = 2**53 - 1  # what every JSON reader holds exactly
+
+Amount = Annotated[int, msgspec.Meta(ge=0, le=AMOUNT_MAX)]
+Weight = Annotated[int, msgspec.Meta(ge=1, le=1000)]
+
+
+class LimitsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """0 is unlimited; what is left out stays, or is unlimited at first."""
+
+    requests_per_min: Amount | msgspec.UnsetType = msgspec.UNSET
+    input_tokens_per_min: Amount | msgspec.UnsetType = msgspec.UNSET
+    output_tokens_per_min: Amount | msgspec.UnsetType = msgspec.UNSET
+    concurrency: Amount | msgspec.UnsetType = msgspec.UNSET
+
+    def over(self, limits: Limits) -> Limits:
+        """`limits` with what is given here in place."""
+        return msgspec.structs.replace(limits, **_given(self))
+
+
+class CreateTenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`hard_cap_micro` null is post-paid without a cap."""
+
+    name: TenantName
+    limits: LimitsBody = LimitsBody()
+    weight: Weight = 1
+    hard_cap_micro: Amount | None = None
+    disabled: bool = False
+
+
+class PatchTenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is left out stays."""
+
+    limits: LimitsBody | msgspec.UnsetType = msgspec.UNSET
+    weight: Weight | msgspec.UnsetType = msgspec.UNSET
+    hard_cap_micro: Amount | msgspec.UnsetType | None = msgspec.UNSET
+    disabled: bool | msgspec.UnsetType = msgspec.UNSET
+
+
+class TenantBody(msgspec.Struct, frozen=True, kw_only=True):
+    """A tenant without its salt, which is nobody's business."""
+
+    id: str
+    name: str
+    limits: Limits
+    weight: int
+    hard_cap_micro: int | None
+    disabled: bool
+    version: int
+
+
+class TenantList(msgspec.Struct, frozen=True, kw_only=True):
+    """In order of name; `after` asks for the next ones, null at the end."""
+
+    tenants: list[TenantBody]
+    after: str | None
+
+
+@post("/tenants")
+async def create_tenant(
+    services: NamedDependency[Services], data: JSONBody[CreateTenant]
+) -> TenantBody:
+    """409 with `existing_id` when the name is taken."""
+    new = tenants.NewTenant(
+        id=tenant_id(secrets.token_bytes(ENTROPY_BYTES)),
+        name=data.name,
+        salt=secrets.token_bytes(SALT_BYTES),
+        limits=data.limits.over(Limits()),
+        weight=data.weight,
+        hard_cap_micro=data.hard_cap_micro,
+        disabled=data.disabled,
+    )
+    async with services.postgres.transaction() as conn:
+        if not await tenants.create_tenant(conn, new):
+            existing = await tenants.tenant_id_by_name(conn, data.name)
+            assert existing is not None, "its name was taken a moment ago"
+            raise ExistsError(
+                f"a tenant named {data.name!r} exists", param="name", existing_id=existing
+            )
+        detail = msgspec.to_builtins(data)
+        await record(conn, actor=ADMIN, action="tenant.create", subject=new.id, detail=detail)
+        return body(await _found(tenants.tenant_by_id(conn, new.id), new.id))
+
+
+@get("/tenants")
+async def list_tenants(
+    services: NamedDependency[Services], name: Filter = "", after: After = "", limit: Limit = ROWS
+) -> TenantList:
+    """All, or the one called `name`."""
+    async with services.postgres.connection() as conn:
+        rows = await tenants.tenants_page(conn, name=name, after=after, limit=limit)
+    last = rows[-1].name if len(rows) == limit else None
+    return TenantList(tenants=[body(row) for row in rows], after=last)
+
+
+@get("/tenants/{tenant:str}")
+async def read_tenant(services: NamedDependency[Services], tenant: FromPath[str]) -> TenantBody:
+    """404 for an unknown id."""
+    async with services.postgres.connection() as conn:
+        return body(await _found(tenants.tenant_by_id(conn, tenant), tenant))
+
+
+@patch("/tenants/{tenant:str}")
+async def patch_tenant(
+    services: NamedDependency[Services], tenant: FromPath[str], data: JSONBody[PatchTenant]
+) -> TenantBody:
+    """In force everywhere within a second."""
+    async with services.postgres.transaction() as conn:
+        before = await _found(tenants.tenant_for_change(conn, tenant), tenant)
+        changes = _given(data)
+        if data.limits is not msgspec.UNSET:
+            changes["limits"] = data.limits.over(before.limits)
+        changed = await tenants.change_tenant(conn, msgspec.structs.replace(before, **changes))
+        detail = msgspec.to_builtins(data)
+        await record(conn, actor=ADMIN, action="tenant.change", subject=tenant, detail=detail)
+    await services.announcer.tenant(changed.id, changed.version)
+    return body(changed)
+
+
+def body(tenant: Tenant) -> TenantBody:
+    """As the API shows it."""
+    shown = {name: getattr(tenant, name) for name in TenantBody.__struct_fields__}
+    return TenantBody(**shown)
+
+
+async def _found(search: Awaitable[Tenant | None], tenant: str) -> Tenant:
+    found = await search
+    if found is None:
+        raise refuse(Code.NOT_FOUND, f"there is no tenant {tenant!r}")
+    return found
+
+
+def _given(struct: msgspec.Struct) -> dict[str, object]:
+    fields = msgspec.structs.asdict(struct)
+    return {name: value for name, value in fields.items() if value is not msgspec.UNSET}

@@ -1,0 +1,128 @@
+"""The control plane as an ASGI application: routes, guards, error bodies, jobs beside them."""
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from litestar import Litestar, Router
+from litestar.datastructures import State
+from litestar.di import Provide
+from litestar.enums import ScopeType
+from litestar.openapi import OpenAPIConfig
+from litestar.types import ASGIApp, Message, Receive, Scope, Send
+
+from control_plane import auth, errors
+from control_plane.api import (
+    audit_log,
+    check,
+    deployments,
+    fleet,
+    health,
+    keys,
+    models,
+    prices,
+    replicas,
+    routes,
+    tenants,
+    usage,
+)
+from control_plane.background import Background
+from control_plane.bodies import check_body
+from control_plane.jobs import jobs
+from control_plane.metrics import Metrics
+from control_plane.services import Services, open_services
+from control_plane.settings import ControlPlaneSettings
+
+ADMIN_HANDLERS = [
+    audit_log.list_audit_log,
+    check.check,
+    deployments.create_deployment,
+    deployments.list_deployments,
+    deployments.read_deployment,
+    deployments.patch_deployment,
+    keys.create_key,
+    keys.list_keys,
+    keys.revoke_key,
+    models.register_model,
+    models.list_models,
+    models.read_model,
+    models.patch_model,
+    prices.create_price,
+    prices.list_prices,
+    replicas.list_replicas,
+    routes.put_route,
+    routes.list_routes,
+    routes.delete_route,
+    tenants.create_tenant,
+    tenants.list_tenants,
+    tenants.read_tenant,
+    tenants.patch_tenant,
+    usage.list_usage,
+]
+
+
+def create_app(settings: ControlPlaneSettings) -> Litestar:
+    """One process's application; nothing is opened before its lifespan begins."""
+    metrics = Metrics()
+
+    @asynccontextmanager
+    async def lifespan(app: Litestar) -> AsyncIterator[None]:
+        async with open_services(settings, metrics) as services:
+            app.state.services = services
+            background = Background(
+                metrics,
+                timeout_ms=settings.job_timeout_ms,
+                backoff_max_ms=settings.backoff_max_ms,
+            )
+            background.start(jobs(services))
+            try:
+                yield
+            finally:
+                await background.close()
+
+    admin = Router(
+        "/admin", route_handlers=ADMIN_HANDLERS, guards=[auth.admin_guard(settings.admin_token)]
+    )
+    workers = Router(
+        "/fleet",
+        route_handlers=[fleet.register, fleet.beat, fleet.journal],
+        guards=[auth.fleet_guard(settings.internal_secret.encode())],
+    )
+    return Litestar(
+        [admin, workers, health.live, health.ready, health.exposition],
+        lifespan=[lifespan],
+        dependencies={"services": Provide(_services, sync_to_thread=False)},
+        exception_handlers=errors.HANDLERS,
+        before_request=check_body,
+        middleware=[_counting(metrics)],
+        request_max_body_size=settings.body_bytes_max,
+        openapi_config=OpenAPIConfig(title="Headworks control plane", version="1"),
+        logging_config=None,
+    )
+
+
+def _services(state: State) -> Services:
+    services: Services = state.services
+    return services
+
+
+def _counting(metrics: Metrics) -> Callable[[ASGIApp], ASGIApp]:
+    """Middleware that counts and times answers by path template, never by path."""
+
+    def wrap(app: ASGIApp) -> ASGIApp:
+        async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] != ScopeType.HTTP:
+                return await app(scope, receive, send)
+            template, method, began = scope["path_template"], scope["method"], time.monotonic()
+
+            async def watch(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    metrics.requests.labels(template, method, str(message["status"])).inc()
+                    metrics.seconds.labels(template).observe(time.monotonic() - began)
+                await send(message)
+
+            return await app(scope, receive, watch)
+
+        return counted
+
+    return wrap

@@ -1,0 +1,79 @@
+"""What the endpoints and the background jobs work with, opened once for each process."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from control_plane.announcer import Announcer
+from control_plane.metrics import Metrics
+from control_plane.replica_client import ReplicaClient
+from control_plane.settings import ControlPlaneSettings
+from store.ledger import Ledger
+from store.postgres import Postgres, PostgresConfig
+
+APPLICATION = "headworks control plane"
+
+
+class Services(msgspec.Struct, frozen=True, kw_only=True):
+    """Open connections, and the settings they were opened with.
+
+    `books` is for `check` alone: full scans, with bounds to match and no place in the pool
+    that heartbeats need.
+    """
+
+    settings: ControlPlaneSettings
+    metrics: Metrics
+    postgres: Postgres
+    books: Postgres
+    ledger: Ledger
+    announcer: Announcer
+    replicas: ReplicaClient
+
+
+@asynccontextmanager
+async def open_services(
+    settings: ControlPlaneSettings, metrics: Metrics
+) -> AsyncIterator[Services]:
+    """Opens without waiting for Postgres or Valkey: what needs them waits, bounded."""
+    url = settings.database_url
+    postgres = await Postgres.open(PostgresConfig(database_url=url, application_name=APPLICATION))
+    books = await Postgres.open(
+        PostgresConfig(
+            database_url=url,
+            application_name=f"{APPLICATION} check",
+            connections_min=0,
+            connections_max=2,
+            statement_timeout_ms=settings.check_timeout_ms,
+            transaction_timeout_s=settings.check_timeout_ms / 1000,
+        )
+    )
+    ledger = await Ledger.open(url, application_name=f"{APPLICATION} ledger")
+    announcer = Announcer(
+        settings.redis_url,
+        metrics=metrics,
+        push_timeout_ms=settings.push_timeout_ms,
+        audit_timeout_ms=settings.check_timeout_ms,
+    )
+    announcer.start()
+    replicas = ReplicaClient(
+        secret=settings.internal_secret.encode(),
+        timeout_ms=settings.probe_timeout_ms,
+        at_once=settings.probes_at_once,
+    )
+    try:
+        yield Services(
+            settings=settings,
+            metrics=metrics,
+            postgres=postgres,
+            books=books,
+            ledger=ledger,
+            announcer=announcer,
+            replicas=replicas,
+        )
+    finally:
+        await ledger.close()
+        await replicas.close()
+        await announcer.close()
+        await books.close()
+        await postgres.close()

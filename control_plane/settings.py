@@ -1,0 +1,54 @@
+"""What the control plane is told at its start. Units are in the names.
+
+The one invariant: every wait, queue and body that this process knows has its bound here.
+"""
+
+import msgspec
+
+from core.internal_token import SECRET_BYTES_MIN
+from core.settings import SettingsError, env_name
+
+
+class ControlPlaneSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Read once in `__main__` from `HEADWORKS_…`."""
+
+    database_url: str
+    redis_url: str
+    internal_secret: str
+    key_pepper: str
+    admin_token: str
+    region: str = "local"
+    log_level: str = "INFO"
+    control_plane_host: str = "127.0.0.1"
+    control_plane_port: int = 8001
+
+    lease_ms: int = 5000  # of a gateway incarnation; the sweeper runs twice in it
+    beat_interval_ms: int = 1000  # told to workers when they register
+    replica_lost_ms: int = 10_000  # silence after which a replica is asked, then marked lost
+    replica_kept_ms: int = 86_400_000  # a stopped or lost replica's row, after its last beat
+
+    journal_chunk: int = 200  # entries reconciled before each acknowledgement
+    journal_entries_max: int = 2000  # in one message
+    body_bytes_max: int = 8 * 1024 * 1024
+
+    probe_timeout_ms: int = 1000  # for one replica's GET /load
+    probes_at_once: int = 16
+    push_timeout_ms: int = 200  # telling Valkey of a new version; gateways poll anyway
+    ready_timeout_ms: int = 1000
+    check_timeout_ms: int = 60_000  # for `check` to read the books
+    request_ms_max: int = 3_600_000  # an older open reservation is a fault whoever holds it
+    backoff_max_ms: int = 30_000  # between two tries of a failing background job
+    job_timeout_ms: int = 30_000  # one run of a background job
+    shutdown_ms: int = 10_000  # for requests and jobs in flight at SIGTERM
+
+
+def checked(settings: ControlPlaneSettings) -> ControlPlaneSettings:
+    """The same settings, or SettingsError for a value that would be unsafe to start with."""
+    for name in ("internal_secret", "key_pepper", "admin_token"):
+        if len(getattr(settings, name).encode()) < SECRET_BYTES_MIN:
+            raise SettingsError(f"{env_name(name)} is shorter than {SECRET_BYTES_MIN} bytes")
+    for field in msgspec.structs.fields(settings):
+        value = getattr(settings, field.name)
+        if isinstance(value, int) and value < 1 and field.name != "control_plane_port":
+            raise SettingsError(f"{env_name(field.name)} must be at least 1")
+    return settings

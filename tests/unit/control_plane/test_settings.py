@@ -1,0 +1,43 @@
+"""Settings that would be unsafe to start with stop the start and say which."""
+
+import msgspec
+import pytest
+
+from control_plane.settings import ControlPlaneSettings, checked
+from core.settings import SettingsError, read_settings
+
+ENVIRON = {
+    "DATABASE_URL": "postgresql://localhost/x",
+    "REDIS_URL": "redis://localhost",
+    "HEADWORKS_INTERNAL_SECRET": "internal secret of tests",
+    "HEADWORKS_KEY_PEPPER": "a pepper for the tests",
+    "HEADWORKS_ADMIN_TOKEN": "an admin token for tests",
+}
+
+
+def test_defaults_suit_one_machine():
+    settings = checked(read_settings(ControlPlaneSettings, ENVIRON))
+    assert (settings.control_plane_host, settings.control_plane_port) == ("127.0.0.1", 8001)
+
+
+@pytest.mark.parametrize("name", sorted(ENVIRON))
+def test_what_has_no_default_must_be_given(name):
+    environ = {key: value for key, value in ENVIRON.items() if key != name}
+    with pytest.raises(SettingsError, match=name.removeprefix("HEADWORKS_")):
+        read_settings(ControlPlaneSettings, environ)
+
+
+@pytest.mark.parametrize("name", ["internal_secret", "key_pepper", "admin_token"])
+def test_a_short_secret_stops_the_start(name):
+    settings = msgspec.structs.replace(
+        read_settings(ControlPlaneSettings, ENVIRON), **{name: "short"}
+    )
+    with pytest.raises(SettingsError, match=name.upper()):
+        checked(settings)
+
+
+def test_a_bound_of_nothing_stops_the_start():
+    settings = read_settings(ControlPlaneSettings, ENVIRON)
+    with pytest.raises(SettingsError, match="LEASE_MS"):
+        checked(msgspec.structs.replace(settings, lease_ms=0))
+    assert checked(msgspec.structs.replace(settings, control_plane_port=0))
