@@ -63,6 +63,7 @@ class DispatchRules(msgspec.Struct, frozen=True, kw_only=True):
     batch_max: int = 256  # tickets told of in one call
     tenants_remembered_max: int = 10_000  # whose headroom is kept for when Valkey is away
     close_ms: int = 2_000
+    alone_ms: int = 250  # at least, once Valkey failed: one that comes and goes is no help
     pool: PoolRules = PoolRules()
     limits: LimitRules = LimitRules()
 
@@ -461,6 +462,7 @@ class Dispatch:
         self._run(self._come_back())
 
     async def _come_back(self) -> None:
+        await asyncio.sleep(self._rules.alone_ms / 1000)
         await self._client.connected.wait()
         _log.warning("valkey is back")
         self._local = None
