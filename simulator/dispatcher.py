@@ -1,0 +1,130 @@
+"""The dispatch twin as a server: the real rules of `core.limits` and `core.dispatch`, with state.
+
+Valkey is one of these that can lose its memory; a gateway that cannot reach it has one of its
+own. Invariant: each method is one script, run whole.
+"""
+
+from core.dispatch import Pool, PoolRules
+from core.limits import Buckets, LimitRules, admit, cancel, charge, finish
+from core.tickets import (
+    Admit,
+    Admitted,
+    Arm,
+    Dropped,
+    LimitRefused,
+    Limits,
+    Placed,
+    Queued,
+    Renew,
+    Renewed,
+)
+from simulator.clock import Clock
+from simulator.tasks import Process
+
+PoolType = type[Pool]
+
+Outputs = dict[str, tuple[tuple[str, int], ...]]  # by tenant: ticket, tokens so far
+
+
+class Dispatcher:
+    """One pool and every tenant's buckets."""
+
+    def __init__(self, clock: Clock, pool_type: PoolType) -> None:
+        self._clock = clock
+        self._pool_type = pool_type
+        self.rules = PoolRules()
+        self.limit_rules = LimitRules()
+        self.touched = True  # since an invariant last looked
+        self.life = 0
+        self.pool = pool_type(self.rules)
+        self.buckets: dict[str, Buckets] = {}
+
+    def wipe(self) -> None:
+        """Lose everything."""
+        self.life += 1
+        self.pool = self._pool_type(self.rules)
+        self.buckets = {}
+        self.touched = True
+
+    def admit(self, asked: Admit) -> Admitted | LimitRefused:
+        """See `core.limits.admit`."""
+        self.touched = True
+        state = self._buckets(asked.tenant)
+        return admit(state, asked, self._clock.now_ms, self.limit_rules)
+
+    def charge(self, outputs: Outputs) -> bool:
+        """Charge output of many tickets, and keep them held."""
+        self.touched = True
+        for tenant, totals in outputs.items():
+            charge(self._buckets(tenant), totals, self._clock.now_ms, self.limit_rules)
+        return True
+
+    def arm(self, arm: Arm) -> Placed | Queued | Dropped:
+        """See `core.dispatch.Pool.arm`."""
+        self.touched = True
+        return self.pool.arm(arm, self._clock.now_ms)
+
+    def renew(self, renew: Renew) -> Renewed:
+        """See `core.dispatch.Pool.renew`."""
+        self.touched = True
+        return self.pool.renew(renew, self._clock.now_ms)
+
+    def finish(
+        self,
+        ticket: str,
+        tenant: str,
+        *,
+        input_tokens: int,
+        output_tokens: int,
+        prefix_hashes: tuple[str, ...],
+    ) -> bool:
+        """Let go of a ticket for which an engine worked."""
+        self.touched = True
+        now_ms = self._clock.now_ms
+        self.pool.finish(
+            ticket,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            prefix_hashes=prefix_hashes,
+            now_ms=now_ms,
+        )
+        finish(
+            self._buckets(tenant),
+            ticket,
+            input_tokens=input_tokens,
+            output_total=output_tokens,
+            now_ms=now_ms,
+        )
+        return True
+
+    def cancel(self, ticket: str, tenant: str) -> bool:
+        """Give everything back."""
+        self.touched = True
+        self.pool.cancel(ticket, self._clock.now_ms)
+        cancel(self._buckets(tenant), ticket, self._clock.now_ms)
+        return True
+
+    def let_lapse(self) -> None:
+        """Drop tickets whose lease has passed, as the next call about each tenant would."""
+        for state in self.buckets.values():
+            charge(state, (), self._clock.now_ms, self.limit_rules)
+
+    def held(self, tenant: str) -> int:
+        """Tickets that count against the tenant's concurrency."""
+        return len(self._buckets(tenant).held)
+
+    def _buckets(self, tenant: str) -> Buckets:
+        return self.buckets.setdefault(tenant, Buckets(limits=Limits()))
+
+
+class Valkey(Process):
+    """The shared one, as a service that can be away."""
+
+    def __init__(self, clock: Clock, pool_type: PoolType) -> None:
+        super().__init__(clock, "valkey")
+        self.dispatcher = Dispatcher(clock, pool_type)
+
+    def restart(self) -> None:
+        """Come back without memory, as it keeps none on disk."""
+        self.dispatcher.wipe()
+        self.alive = True

@@ -1,0 +1,162 @@
+"""What must hold: judged as it happens, after every event, and once all is at rest.
+
+    as it happens   every token is the sequential model's; no step after a deadline; limits
+    every event     of what the event touched: KV blocks, the dispatcher's accounts, balances
+    at rest         every request ended once and in time, metered = produced, all accounts zero
+
+Each check compares a decision module's books with the orders, which are the truth, or with
+another module's books; none asks a module whether it is right.
+"""
+
+from collections.abc import Callable, Iterable
+
+from core.protocol import Generate
+from core.tickets import Admit
+from simulator.bank import Bank
+from simulator.bank_rules import BankRules
+from simulator.clock import Clock
+from simulator.dispatcher import Dispatcher
+from simulator.journal import Key
+from simulator.orders import Attempt, Orders
+from simulator.pool_rules import idle_problems, pool_problems
+from simulator.rest_rules import RestFacts, order_problems
+from simulator.worker import Worker
+
+
+class InvariantError(Exception):
+    """Something that must hold does not."""
+
+
+class Invariants:
+    """Implements `EngineWatch` and `TicketWatch`."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        orders: Orders,
+        bank: Bank,
+        dispatcher: Dispatcher,
+        workers: Callable[[], Iterable[Worker]],
+    ) -> None:
+        self._clock = clock
+        self._orders = orders
+        self._bank = bank
+        self._bank_rules = BankRules(bank.book)
+        self._dispatcher = dispatcher
+        self._workers = workers
+        self._in_service: dict[str, tuple[str, int]] = {}  # ticket: tenant, the memory's life
+        self._touched_ms: dict[str, int] = {}
+
+    # As it happens: the engine.
+
+    def accepted(self, request: Generate, replica: str) -> None:
+        """A worker took an attempt: what it resumes from must be the answer so far."""
+        order = self._orders.all[request.request_id]
+        _require(request.attempt not in order.attempts, f"{request.request_id}: attempt reused")
+        resumed = {choice.index: len(choice.output_ids) for choice in request.choices}
+        order.attempts[request.attempt] = Attempt(replica, resumed, dict.fromkeys(resumed, 0))
+        for choice in request.choices:
+            expected = order.expected[choice.index][: len(choice.output_ids)]
+            _require(
+                list(choice.output_ids) == expected,
+                f"{request.request_id} resumes choice {choice.index} from other tokens",
+            )
+
+    def planned(self, key: Key, deadline_ms: int) -> None:
+        """Nothing is served after its deadline."""
+        _require(self._clock.now_ms < deadline_ms, f"{key[0]} is served after its deadline")
+
+    def produced(self, key: Key, choice: int, token: int) -> None:
+        """The same token as with no blocks, no steps and no neighbours."""
+        order = self._orders.all[key[0]]
+        attempt = order.attempts[key[1]]
+        index = attempt.resumed[choice] + attempt.produced[choice]
+        attempt.produced[choice] += 1
+        expected = order.expected[choice]
+        _require(index < len(expected), f"{key[0]} choice {choice} goes on after its end")
+        _require(
+            token == expected[index],
+            f"{key[0]} choice {choice}: token {index} is {token}, alone it is {expected[index]}",
+        )
+
+    # As it happens: limits.
+
+    def admitted(self, asked: Admit, life: int) -> None:
+        """The tenant's requests in service stay within its concurrency.
+
+        Not counted: those admitted before the dispatcher lost its memory, and those whose
+        gateway could not keep them held.
+        """
+        self._in_service[asked.ticket] = (asked.tenant, life)
+        self.touched([asked.ticket])
+        limit = asked.limits.concurrency
+        alive_ms = self._clock.now_ms - self._dispatcher.limit_rules.lease_ms
+        counted = [
+            ticket
+            for ticket, standing in self._in_service.items()
+            if standing == (asked.tenant, life) and self._touched_ms[ticket] > alive_ms
+        ]
+        _require(
+            limit == 0 or len(counted) <= limit,
+            f"{asked.tenant} has {len(counted)} requests in service, {limit} are allowed",
+        )
+
+    def touched(self, tickets: list[str]) -> None:
+        """The dispatcher keeps these held from now on for a lease."""
+        self._touched_ms.update(dict.fromkeys(tickets, self._clock.now_ms))
+
+    def let_go(self, ticket: str) -> None:
+        """No longer in service."""
+        self._in_service.pop(ticket, None)
+
+    # After every event.
+
+    def after_event(self) -> None:
+        """Judge what was touched."""
+        for worker in self._workers():
+            if worker.alive and worker.engine.touched:
+                worker.engine.touched = False
+                _require_none(worker.name, worker.engine.scheduler.problems())
+        if self._dispatcher.touched:
+            self._dispatcher.touched = False
+            _require_none("dispatcher", pool_problems(self._dispatcher.pool))
+        if self._bank.touched:
+            self._bank.touched = False
+            _require_none("bank", self._bank_rules.problems())
+
+    # At rest.
+
+    def at_rest(self, dead_gateways: set[str]) -> None:
+        """Judge everything."""
+        facts = RestFacts(book=self._bank.book, dead_gateways=dead_gateways)
+        for order in self._orders.all.values():
+            _require_none(order.request_id, order_problems(order, facts))
+        _require_none("bank", self._bank_rules.problems())
+        _require_none("bank", self._bank_rules.rest_problems())
+        _require(self._bank.refused_words == 0, "the bank refused a settlement")
+        self._dispatcher.let_lapse()
+        _require_none("dispatcher", idle_problems(self._dispatcher.pool))
+        for tenant in sorted(self._dispatcher.buckets):
+            _require(self._dispatcher.held(tenant) == 0, f"{tenant} still holds tickets")
+        for worker in self._workers():
+            _require_none(worker.name, _engine_problems(worker))
+
+
+def _engine_problems(worker: Worker) -> list[str]:
+    scheduler = worker.engine.scheduler
+    pool = scheduler.pool
+    found = scheduler.problems()
+    if not worker.engine.is_idle or scheduler.has_work:
+        found.append("has work left")
+    if pool.num_in_use or pool.num_available != pool.num_blocks:
+        found.append(f"{pool.num_in_use} blocks are in use at idle")
+    return found
+
+
+def _require(holds: bool, problem: str) -> None:  # noqa: FBT001 -- reads as an assertion
+    if not holds:
+        raise InvariantError(problem)
+
+
+def _require_none(who: str, problems: list[str]) -> None:
+    _require(not problems, f"{who}: {'; '.join(problems)}")

@@ -1,0 +1,154 @@
+"""A language model without weights: KV is a chained hash of the fed tokens, a draw reads it all.
+
+As in a transformer, the KV of a position depends on everything before it, and a draw reads
+every position through the block table; so a block shared, evicted, copied or overwritten
+wrongly changes the answer. The chain starts from the tenant's salt, so that KV of another
+tenant is wrong KV even under the same prompt. `sequential` is the same model with no blocks,
+no steps and no neighbours: what every answer is compared with.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from core.protocol import Sampling
+from worker.step import Draw, Row, Sampled, StepPlan, StepResult
+
+EOS = 0
+LETTERS = "abcdefghijklmnopqrstuvwxyz "
+VOCAB_SIZE = 64
+_EOS_ONE_IN = 24
+_MASK = (1 << 64) - 1
+
+SaltOf = Callable[[int], bytes]  # of a sequence, by its number
+
+
+class Letters:
+    """Text rules: token 0 ends an answer, the others are one or two letters."""
+
+    eos_ids = frozenset({EOS})
+    vocab_size = VOCAB_SIZE
+
+    def __init__(self) -> None:
+        pairs = (first + second for first in LETTERS for second in LETTERS)
+        texts = ["", *LETTERS, *pairs][:VOCAB_SIZE]
+        self._bytes: list[bytes] = [text.encode() for text in texts]
+
+    def token_bytes(self, id: int, /) -> bytes:  # noqa: A002 -- the name is the contract's
+        """ASCII; nothing for the token that ends an answer."""
+        return self._bytes[id]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """All of it at once."""
+        return b"".join(self._bytes[token] for token in ids).decode()
+
+
+class SimulatedRunner:
+    """Implements `worker.step.Runner`, and asserts what a plan promises."""
+
+    def __init__(self, num_blocks: int, block_tokens: int, salt_of: SaltOf) -> None:
+        self._block_tokens = block_tokens
+        self._salt_of = salt_of
+        self._kv = [[0] * block_tokens for _ in range(num_blocks)]
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Write KV, then draw."""
+        _assert_apart(plan, self._block_tokens)
+        sources = [list(self._kv[source]) for source, _ in plan.copies]
+        for (_, destination), values in zip(plan.copies, sources, strict=True):
+            self._kv[destination] = values
+        for row in plan.rows:
+            self._write(row)
+        return StepResult(sampled=tuple(self._draw(row, row.draw) for row in plan.rows if row.draw))
+
+    def _write(self, row: Row) -> None:
+        size = self._block_tokens
+        before = row.start - 1
+        value = self._kv[row.blocks[before // size]][before % size] if row.start else 0
+        if not row.start:
+            value = _root(self._salt_of(row.sequence))
+        for position, token in enumerate(row.token_ids, row.start):
+            value = _chain(value, token)
+            self._kv[row.blocks[position // size]][position % size] = value
+
+    def _draw(self, row: Row, draw: Draw) -> Sampled:
+        end = row.start + len(row.token_ids)
+        values = [value for block in row.blocks for value in self._kv[block]][:end]
+        return Sampled(token_id=_next_token(values, draw))
+
+
+def sequential(
+    salt: bytes, prompt: Sequence[int], sampling: Sampling, choice: int, context_tokens: int
+) -> list[int]:
+    """The whole answer, ended by EOS, a stop string, `max_tokens` or the context."""
+    text = Letters()
+    kv: list[int] = []
+    value = _root(salt)
+    for token in prompt:
+        value = _chain(value, token)
+        kv.append(value)
+    output: list[int] = []
+    most = min(sampling.max_tokens, context_tokens - len(prompt))
+    while len(output) < most:
+        token = _next_token(kv, _draw_at(sampling, choice, len(output)))
+        output.append(token)
+        if token == EOS or any(stop in text.decode(output) for stop in sampling.stop):
+            break
+        value = _chain(value, token)
+        kv.append(value)
+    return output
+
+
+def text_of(output: Sequence[int], stops: Iterable[str]) -> str:
+    """The answer's text, cut before the first stop string to be completed."""
+    whole = Letters().decode(output)
+    for end in range(1, len(whole) + 1):
+        done = [stop for stop in stops if whole[:end].endswith(stop)]
+        if done:
+            return whole[: end - max(map(len, done))]
+    return whole
+
+
+def _draw_at(sampling: Sampling, choice: int, index: int) -> Draw:
+    return Draw(
+        seed=sampling.seed,
+        choice=choice,
+        index=index,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        logprobs=sampling.logprobs,
+    )
+
+
+def _root(salt: bytes) -> int:
+    return int.from_bytes(salt[:8], "big")
+
+
+def _chain(before: int, token: int) -> int:
+    return ((before ^ token) * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03) & _MASK
+
+
+def _next_token(kv: Sequence[int], draw: Draw) -> int:
+    """Greedy draws ignore (seed, choice, index)."""
+    mixed = 0
+    if draw.temperature:
+        for number in (draw.seed, draw.choice, draw.index):
+            mixed = _chain(mixed, number)
+    for value in kv:
+        mixed = ((mixed ^ value) * 0x9E3779B97F4A7C15) & _MASK
+    high = mixed >> 40
+    if high % _EOS_ONE_IN == 0:
+        return EOS
+    return 1 + (high // _EOS_ONE_IN) % (VOCAB_SIZE - 1)
+
+
+def _assert_apart(plan: StepPlan, block_tokens: int) -> None:
+    """No row writes a block that another row reads, and tables cover exactly their rows."""
+    readers: dict[int, set[int]] = {}
+    for row in plan.rows:
+        end = row.start + len(row.token_ids)
+        assert len(row.blocks) == -(-end // block_tokens), "the table covers just the row"
+        for block in row.blocks:
+            readers.setdefault(block, set()).add(row.sequence)
+    for row in plan.rows:
+        for block in row.blocks[row.start // block_tokens :]:
+            assert readers[block] == {row.sequence}, f"block {block} is written while read"
