@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 def jobs(services: Services) -> list[Job]:
     """Any number of control planes may run them at once."""
-    reaper = Reaper(services)
+    reaper = Reaper(services, services.settings)
     every_ms = sweep_every_ms(services.settings.lease_ms)
     sweeper = Sweeper(services.postgres, sweeper_config(services.settings.lease_ms))
 

@@ -7,10 +7,12 @@ listening, and the replica does not answer when asked. A beat brings it back.
 
 import logging
 import time
+from collections.abc import Callable
 
 from control_plane.contact import Contact
 from control_plane.replica_client import ReplicaLoad, Unreachable
 from control_plane.services import Services
+from control_plane.settings import ControlPlaneSettings
 from store import fleet
 from store.fleet import SilentReplica
 
@@ -20,12 +22,23 @@ BATCH_MAX = 100
 _log = logging.getLogger(__name__)
 
 
-class Reaper:
-    """`round` is one look; run it every `every_ms`."""
+def _monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
 
-    def __init__(self, services: Services) -> None:
+
+class Reaper:
+    """`round` is one look; run it every `every_ms` of the monotonic clock."""
+
+    def __init__(
+        self,
+        services: Services,
+        settings: ControlPlaneSettings,
+        clock_ms: Callable[[], int] = _monotonic_ms,
+    ) -> None:
         self._services = services
-        self._silent_ms = services.settings.replica_lost_ms
+        self._clock_ms = clock_ms
+        self._kept_ms = settings.replica_kept_ms
+        self._silent_ms = settings.replica_lost_ms
         self.every_ms = max(1, self._silent_ms // ROUNDS_IN_SILENCE)
         # A round that comes this late means that we were away ourselves.
         self._contact = Contact(gap_max_ms=3 * self.every_ms)
@@ -34,8 +47,8 @@ class Reaper:
         """Raises StoreAwayError; contact then begins anew."""
         async with self._services.postgres.transaction() as conn:
             silent = await fleet.silent_replicas(conn, silent_ms=self._silent_ms, limit=BATCH_MAX)
-            await fleet.forget_old(conn, kept_ms=self._services.settings.replica_kept_ms)
-        listened_ms = self._contact.heard(time.monotonic_ns() // 1_000_000)
+            await fleet.forget_old(conn, kept_ms=self._kept_ms)
+        listened_ms = self._contact.heard(self._clock_ms())
         if silent and listened_ms >= self._silent_ms:
             await self._judge(silent)
 
