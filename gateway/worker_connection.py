@@ -8,6 +8,7 @@ frame or in an error, never in silence.
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from typing import cast
 
 import httptools
 import msgspec
@@ -215,8 +216,8 @@ class WorkerConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Asyncio gives the socket."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports have all its methods, and another base.
+        self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         """Asyncio gives what the socket holds."""
