@@ -66,7 +66,9 @@ class Admin:
 def seed(admin: Admin, manifest: Manifest, layout: Layout) -> str:
     """Make everything; returns the deployment's name."""
     admin.create("/admin/models", {"manifest": msgspec.to_builtins(manifest)})
-    deployment = manifest.name
+    # A deployment is of one version for ever; another version of the same name is another
+    # deployment, and the public name moves to it.
+    deployment = f"{manifest.name}-{manifest.version[:8]}"
     admin.create(
         "/admin/deployments",
         {"name": deployment, "version": manifest.version, "region": REGION},
