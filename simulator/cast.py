@@ -173,9 +173,6 @@ class Cast:
         for name, volume in self._volumes.items():
             if volume.records:
                 return f"{name}'s spool"
-        for gateway in self.gateways.values():
-            if gateway.link.closings:
-                return f"{gateway.name}'s closings"
         return ""
 
     def _processes(self) -> Iterator[Process]:

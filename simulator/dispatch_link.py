@@ -1,14 +1,12 @@
-"""A gateway's side of dispatch: the shared dispatcher while it answers, its own twin while not.
+"""A gateway's side of dispatch: `store.dispatch` in virtual time.
 
-    held      tickets armed and not let go: waiting for a replica, or placed on one
-    acks      grants seen and not confirmed; acted on when they come back confirmed
-    closings  finishes and cancels not acknowledged yet, repeated until they are
-
-Invariant: a ticket is let go of once, and every dispatcher that may know it hears of that.
+Whoever decides (`contact`) is told of every ticket in flight, and of all of them again when
+it changes or forgets. Invariant: what a ticket holds is known to whoever decides, or is on
+its way there, or will run out with a lease.
 """
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import msgspec
 
@@ -21,22 +19,22 @@ from core.tickets import (
     Grant,
     LimitRefused,
     Placed,
+    Queued,
     Renew,
     Renewed,
     ReplicaView,
 )
 from simulator.clock import Clock
-from simulator.dispatcher import Dispatcher, Outputs, PoolType, Valkey
+from simulator.contact import CALL_MS, Command, Contact
+from simulator.dispatcher import ArmReply, Dispatcher, Outputs, PoolReply, PoolType, Valkey
+from simulator.flights import Flight, PoolSide
 from simulator.network import Network
-from simulator.tasks import Process, Promise, sleep
-from simulator.worker import POOL
+from simulator.tasks import Process, Promise, sleep, within
 
-R = TypeVar("R")
-
-RENEW_INTERVAL_MS = 500
-CHARGE_INTERVAL_MS = 100
-CALL_MS = 250
-TRIES = 2
+RENEW_MS = 500
+CHARGE_MS = 100
+REPORT_MS = 50  # how soon a replica's report is passed on while tickets wait
+TOUCH_ROUNDS = 15  # of charging, between those that keep every ticket held
 
 
 class TicketWatch(Protocol):
@@ -52,12 +50,6 @@ class TicketWatch(Protocol):
         """Its request is over."""
 
 
-class _Held(msgspec.Struct, eq=False):
-    arm: Arm
-    answer: Promise[Placed | Dropped]
-    placed: Placed | None = None
-
-
 class DispatchLink:
     """One gateway incarnation's."""
 
@@ -71,254 +63,249 @@ class DispatchLink:
         pool_type: PoolType,
         watch: TicketWatch,
     ) -> None:
-        self.degraded = False
-        self.replicas: tuple[ReplicaView, ...] = ()
-        self.closings: dict[str, Callable[[Dispatcher], bool]] = {}
         self._gateway = gateway
-        self._gateway_id = gateway_id
         self._clock: Clock = gateway.clock
-        self._network = network
         self._valkey = valkey
         self._watch = watch
-        self._local = Dispatcher(gateway.clock, pool_type)
-        self._epoch = ""
-        self._tenants: dict[str, str] = {}  # of every ticket not let go
-        self._admitted: dict[str, None] = {}  # to be kept held; none before it was admitted
-        self._held: dict[str, _Held] = {}
-        self._acks: dict[str, None] = {}
-        self._disputed: dict[str, None] = {}  # the dispatcher has them elsewhere than we do
-        self._loads: dict[str, Load] = {}
-        self._outputs: dict[str, int] = {}
-        self._uncharged: dict[str, None] = {}
-        gateway.spawn(self._renew_for_ever())
-        gateway.spawn(self._charge_for_ever())
+        self._contact = Contact(
+            gateway,
+            gateway_id,
+            network=network,
+            valkey=valkey,
+            pool_type=pool_type,
+            on_change=self._start_afresh,
+        )
+        self._flights: dict[str, Flight] = {}
+        self._rounds = 0
+        self._produced: dict[str, None] = {}  # tickets with output not yet charged
+        self._side = PoolSide(gateway.clock)
+        self._wake: Promise[None] = Promise(gateway.clock)
+        gateway.spawn(self._keep_renewing())
+        gateway.spawn(self._keep_charging())
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it knows of any replica."""
+        return bool(self._side.replicas)
+
+    # A request's way.
 
     async def admit(self, asked: Admit) -> Admitted | LimitRefused:
-        """Charge the tenant, or say which limit forbids it."""
-        self._tenants[asked.ticket] = asked.tenant
-        for _ in range(TRIES):
-            if self.degraded:
-                break
-            answer = await self._call(f"admit {asked.ticket}", lambda d: d.admit(asked))
-            if isinstance(answer, Admitted):
-                self._admitted[asked.ticket] = None
+        """Charge the tenant's limits and hold the ticket, or charge nothing."""
+        flight = Flight(asked.ticket, asked.tenant)
+        answer = await self._contact.ask(f"admit {asked.ticket}", lambda: _admit(asked))
+        if isinstance(answer, Admitted):
+            flight.admitted = True
+            self._flights[asked.ticket] = flight
+            if not self._contact.is_alone:
                 self._watch.admitted(asked, self._valkey.dispatcher.life)
-            if answer is not None:
-                return answer
-        self._lose_contact()
-        self._admitted[asked.ticket] = None
-        return self._local.admit(asked)
+        return answer
 
-    def place(self, arm: Arm) -> Promise[Placed | Dropped]:
-        """Ask for a replica: at once, from the queue, or not at all."""
-        held = self._held[arm.ticket] = _Held(arm, Promise(self._clock))
-        self._acks.pop(arm.ticket, None)
-        self._gateway.spawn(self._arm(held))
-        return held.answer
+    async def place(self, arm: Arm) -> Placed | Dropped:
+        """Wait for a replica, at most until the deadline."""
+        flight = self._flights[arm.ticket]
+        waiter = self._side.enter(flight, arm)
+        # A little longer, so that it is the dispatcher that says so.
+        patience_ms = max(0, arm.deadline_ms - self._clock.now_ms) + CALL_MS
+        late = Dropped(reason="expired")
+        timer = self._clock.after(
+            patience_ms, f"{arm.ticket} patience", lambda: waiter.resolve(late)
+        )
+        try:
+            outcome = await self._arm_and_wait(arm, waiter)
+        except Exception:
+            self._leave(flight)
+            raise
+        finally:
+            timer.cancel()
+        if isinstance(outcome, Placed):
+            self._side.settle(flight, outcome)
+        elif outcome is late:
+            self._leave(flight)
+        else:
+            self._side.leave(flight)
+        return outcome
 
     def produced(self, ticket: str, tokens: int) -> None:
         """All its output so far."""
-        if ticket in self._tenants:
-            self._outputs[ticket] = tokens
-            self._uncharged[ticket] = None
-
-    def observe(self, replica: str, load: Load) -> None:
-        """The newest report goes with the next renew."""
-        known = self._loads.get(replica)
-        if known is None or known.boot_id != load.boot_id or known.seq < load.seq:
-            self._loads[replica] = load
+        self._flights[ticket].output_tokens = tokens
+        self._produced[ticket] = None
 
     def finish(
-        self, ticket: str, *, input_tokens: int, output_tokens: int, prefix_hashes: tuple[str, ...]
+        self, ticket: str, tenant: str, *, input_tokens: int, prefix_hashes: tuple[str, ...]
     ) -> None:
-        """An engine has worked for it."""
-        tenant = self._tenants[ticket]
-        self._close(
-            ticket,
-            lambda dispatcher: dispatcher.finish(
+        """The engine's last word: everything held is free."""
+        flight = self._let_go(ticket)
+        output_tokens = flight.output_tokens if flight is not None else 0
+
+        def at_tenant(dispatcher: Dispatcher) -> bool:
+            return dispatcher.finish_tenant(
+                tenant, ticket, input_tokens=input_tokens, output_total=output_tokens
+            )
+
+        def at_pool(name: str) -> Command[PoolReply]:
+            return lambda dispatcher: dispatcher.finish_pool(
+                name,
                 ticket,
-                tenant,
                 input_tokens=input_tokens,
                 output_tokens=output_tokens,
                 prefix_hashes=prefix_hashes,
-            ),
-        )
+            )
 
-    def cancel(self, ticket: str) -> None:
-        """Nothing was done for it."""
-        tenant = self._tenants[ticket]
-        self._close(ticket, lambda dispatcher: dispatcher.cancel(ticket, tenant))
+        self._gateway.spawn(self._contact.ask(f"finish {ticket}", lambda: at_tenant))
+        self._tell_pool(f"finish {ticket} in pool", at_pool)
 
-    # Placing.
+    def cancel(self, ticket: str, tenant: str) -> None:
+        """Give everything back."""
+        self._let_go(ticket)
 
-    async def _arm(self, held: _Held) -> None:
-        ticket = held.arm.ticket
-        failures = 0
-        while self._held.get(ticket) is held and not held.answer.done:
-            if self.degraded:
-                answer = self._local.arm(held.arm)
+        def at_tenant(dispatcher: Dispatcher) -> bool:
+            return dispatcher.cancel_tenant(tenant, ticket)
+
+        self._gateway.spawn(self._contact.ask(f"cancel {ticket}", lambda: at_tenant))
+        self._cancel_in_pool(ticket)
+
+    # What the gateway knows.
+
+    def observe(self, replica: str, load: Load) -> None:
+        """Pass on a replica's report."""
+        self._side.observe(replica, load)
+        if self._side.is_waiting:
+            self._clock.after(REPORT_MS, f"{self._gateway.name} report", self._renew_now)
+
+    def set_replicas(self, replicas: tuple[ReplicaView, ...]) -> None:
+        """The fleet as the registry has it now."""
+        if self._side.replicas != replicas:
+            self._side.replicas = replicas
+            self._renew_now()
+
+    # Waiting for a replica.
+
+    async def _arm_and_wait(self, arm: Arm, waiter: Promise[Placed | Dropped]) -> Placed | Dropped:
+        reply = await self._contact.ask(f"arm {arm.ticket}", lambda: self._arm(arm))
+        self._hear(reply.pool)
+        # A grant, in answer to a renew, may have been faster.
+        if waiter.done or isinstance(reply.outcome, Queued):
+            return await waiter
+        return reply.outcome
+
+    def _arm(self, arm: Arm) -> Command[ArmReply]:
+        message = msgspec.structs.replace(arm, gateway=self._contact.name)
+        return lambda dispatcher: dispatcher.arm(message)
+
+    def _leave(self, flight: Flight) -> None:
+        self._side.leave(flight)
+        self._cancel_in_pool(flight.ticket)
+
+    def _let_go(self, ticket: str) -> Flight | None:
+        self._watch.let_go(ticket)
+        flight = self._flights.pop(ticket, None)
+        self._produced.pop(ticket, None)
+        if flight is not None:
+            self._side.leave(flight)
+        return flight
+
+    # Telling whoever decides.
+
+    def _tell_pool(self, label: str, make: Callable[[str], Command[PoolReply]]) -> None:
+        async def tell() -> None:
+            self._hear(await self._contact.ask(label, lambda: make(self._contact.name)))
+
+        self._gateway.spawn(tell())
+
+    def _cancel_in_pool(self, ticket: str) -> None:
+        def make(name: str) -> Command[PoolReply]:
+            return lambda dispatcher: dispatcher.cancel_pool(name, ticket)
+
+        self._tell_pool(f"cancel {ticket} in pool", make)
+
+    def _renew_now(self) -> None:
+        self._wake.resolve(None)
+
+    async def _keep_renewing(self) -> None:
+        while True:
+            await within(self._clock, self._wake, RENEW_MS, f"{self._gateway.name} renew")
+            self._wake = Promise(self._clock)
+            if self._side.replicas or self._side.flights:
+                await self._renew()
+
+    async def _renew(self) -> None:
+        told: list[Renew] = []
+
+        def make() -> Command[Renewed]:
+            told.append(self._side.renewal(self._contact.name))
+            return _renew(told[-1])
+
+        renewed = await self._contact.ask("renew", make)
+        # An answer to another name's message is no answer to us.
+        if told[-1].gateway == self._contact.name:
+            self._take(told[-1], renewed)
+
+    def _take(self, renew: Renew, renewed: Renewed) -> None:
+        if renew.announces:
+            self._side.epoch = renewed.epoch
+        for grant in renewed.confirmed:
+            self._obey(grant)
+        self._hear(PoolReply(renewed.epoch, renewed.grants))
+        if renewed.reannounce:
+            self._announce()
+
+    def _hear(self, reply: PoolReply) -> None:
+        """Acknowledge grants: only a confirmed one is acted on."""
+        for grant in reply.grants:
+            if grant.ticket in self._side.flights:
+                self._side.acks[grant.ticket] = None
+                self._renew_now()
             else:
-                asked = await self._call(f"arm {ticket}", lambda d: d.arm(held.arm))
-                if asked is None:
-                    failures += 1
-                    if failures == TRIES:
-                        self._lose_contact()
-                        return
-                    continue
-                answer = asked
-            if isinstance(answer, Placed | Dropped) and self._held.get(ticket) is held:
-                self._decide(held, answer)
-            return
+                self._cancel_in_pool(grant.ticket)
+        if reply.epoch != self._side.epoch:
+            self._announce()
 
-    def _decide(self, held: _Held, outcome: Placed | Dropped) -> None:
-        if held.placed is not None:
-            if outcome != held.placed:
-                self._disputed[held.arm.ticket] = None
-            return
-        if isinstance(outcome, Placed):
-            held.placed = outcome
-        held.answer.resolve(outcome)
+    def _obey(self, grant: Grant) -> None:
+        flight = self._side.flights.get(grant.ticket)
+        if flight is not None and flight.waiter is not None and not flight.waiter.done:
+            flight.placed = grant.outcome if isinstance(grant.outcome, Placed) else None
+            flight.waiter.resolve(grant.outcome)
 
-    # What is repeated.
+    def _announce(self) -> None:
+        """Whoever decides has lost its memory, perhaps of the tenants' tickets too."""
+        self._side.owes = True
+        self._rounds = 0
+        self._renew_now()
 
-    async def _renew_for_ever(self) -> None:
+    def _start_afresh(self) -> None:
+        """Tell everything in flight to whoever decides from now on, before anything else."""
+        self._side.acks.clear()
+        self._side.epoch, self._side.owes = "", True
+        self._gateway.spawn(self._charge(list(self._flights)))
+        self._gateway.spawn(self._renew())
+
+    async def _keep_charging(self) -> None:
         while True:
-            await self._renew()
-            await sleep(self._clock, RENEW_INTERVAL_MS, f"{self._gateway.name} renew")
-
-    async def _renew(self, *, announces: bool = False) -> None:
-        if self.degraded:
-            self._renew_locally()
-        for _ in range(TRIES):
-            disputed = [self._as_held(name) for name in self._disputed if name in self._held]
-            held = self._all_held() if announces else tuple(disputed)
-            renew = self._message(self._epoch, held, announces=announces)
-            answer = await self._say(renew)
-            if answer is not None:
-                self._disputed.clear()
-                self._hear(renew, answer)
-                return
-            if self.degraded:
-                return
-        self._lose_contact()
-
-    def _say(self, renew: Renew) -> Promise[Renewed | None]:
-        return self._call("renew", lambda d: d.renew(renew))
-
-    def _message(
-        self, epoch: str, held: tuple[tuple[Arm, Placed | None], ...], *, announces: bool = False
-    ) -> Renew:
-        return Renew(
-            gateway=self._gateway_id,
-            pool=POOL,
-            epoch=epoch,
-            replicas=self.replicas,
-            loads=tuple(self._loads.items()),
-            acks=tuple(self._acks),
-            held=held,
-            announces=announces,
-            outputs=tuple(self._outputs.items()),
-        )
-
-    def _all_held(self) -> tuple[tuple[Arm, Placed | None], ...]:
-        return tuple(map(self._as_held, self._held))
-
-    def _as_held(self, ticket: str) -> tuple[Arm, Placed | None]:
-        held = self._held[ticket]
-        return held.arm, held.placed
-
-    def _hear(self, renew: Renew, answer: Renewed) -> None:
-        is_back, self.degraded = self.degraded, False
-        if is_back:
-            self._local.wipe()
-        is_new, self._epoch = answer.epoch != self._epoch, answer.epoch
-        for name in renew.acks:
-            self._acks.pop(name, None)
-        for grant in answer.confirmed:
-            if (held := self._held.get(grant.ticket)) is not None:
-                self._decide(held, grant.outcome)
-        self._see(answer.grants)
-        if not renew.announces and (is_back or is_new or answer.reannounce):
-            self._gateway.spawn(self._renew(announces=True))
-        elif self._acks:
-            self._gateway.spawn(self._renew())
-
-    def _see(self, grants: tuple[Grant, ...]) -> None:
-        for grant in grants:
-            held = self._held.get(grant.ticket)
-            if held is None:
-                # Let go of here, and not known to be there: say so again.
-                if grant.ticket not in self.closings:
-                    self._gateway.spawn(self._call_off(grant.ticket))
-                continue
-            self._acks[grant.ticket] = None
-            if isinstance(grant.outcome, Dropped) or held.placed is not None:
-                self._decide(held, grant.outcome)
-
-    def _renew_locally(self) -> None:
-        """Our own twin knows all that we hold, and cannot change its mind in between."""
-        message = self._message("", self._all_held(), announces=True)
-        for grant in self._local.renew(message).grants:
-            if (held := self._held.get(grant.ticket)) is not None:
-                self._decide(held, grant.outcome)
-
-    async def _call_off(self, ticket: str) -> None:
-        await self._call(f"call off {ticket}", lambda d: d.cancel(ticket, ""))
-
-    async def _charge_for_ever(self) -> None:
-        rounds = 0
-        while True:
-            await sleep(self._clock, CHARGE_INTERVAL_MS, f"{self._gateway.name} charge")
-            rounds += 1
-            touches = rounds % (RENEW_INTERVAL_MS // CHARGE_INTERVAL_MS) == 0
-            names = list(self._admitted) if touches else list(self._uncharged)
-            if names:
-                await self._charge(names)
+            await sleep(self._clock, CHARGE_MS, f"{self._gateway.name} charge")
+            touches = self._rounds % TOUCH_ROUNDS == 0
+            self._rounds += 1
+            await self._charge(list(self._flights if touches else self._produced))
 
     async def _charge(self, names: list[str]) -> None:
+        self._produced.clear()
         outputs: Outputs = {}
-        for name in names:
-            self._uncharged.pop(name, None)
-            if (tenant := self._tenants.get(name)) is not None:
-                total = (name, self._outputs.get(name, 0))
-                outputs[tenant] = (*outputs.get(tenant, ()), total)
-        if self.degraded:
-            self._local.charge(outputs)
-        elif await self._call("charge", lambda d: d.charge(outputs)) is not None:
-            self._watch.touched(names)
+        for flight in (self._flights[name] for name in names):
+            total = (flight.ticket, flight.output_tokens)
+            outputs[flight.tenant] = (*outputs.get(flight.tenant, ()), total)
+        if outputs:
+            await self._contact.ask("charge", lambda: _charge(outputs))
+            if not self._contact.is_alone:
+                self._watch.touched(names)
 
-    # Letting go, and losing contact.
 
-    def _close(self, ticket: str, command: Callable[[Dispatcher], bool]) -> None:
-        self._watch.let_go(ticket)
-        del self._tenants[ticket]
-        self._held.pop(ticket, None)
-        self._outputs.pop(ticket, None)
-        for names in (self._admitted, self._acks, self._disputed, self._uncharged):
-            names.pop(ticket, None)
-        if self.degraded:
-            command(self._local)
-        self.closings[ticket] = command
-        self._gateway.spawn(self._send_closing(ticket, command))
+def _admit(asked: Admit) -> Command[Admitted | LimitRefused]:
+    return lambda dispatcher: dispatcher.admit(asked)
 
-    async def _send_closing(self, ticket: str, command: Callable[[Dispatcher], bool]) -> None:
-        while await self._call(f"close {ticket}", command) is None:
-            await sleep(self._clock, RENEW_INTERVAL_MS, f"{self._gateway.name} close again")
-        del self.closings[ticket]
 
-    def _lose_contact(self) -> None:
-        if not self.degraded:
-            self.degraded = True
-            self._local.wipe()
-            self._renew_locally()
+def _charge(outputs: Outputs) -> Command[bool]:
+    return lambda dispatcher: dispatcher.charge(outputs)
 
-    def _call(self, name: str, command: Callable[[Dispatcher], R]) -> Promise[R | None]:
-        dispatcher = self._valkey.dispatcher
-        return self._network.call(
-            self._gateway,
-            self._valkey,
-            name,
-            lambda: command(dispatcher),
-            timeout_ms=CALL_MS,
-            ordered=True,
-        )
+
+def _renew(message: Renew) -> Command[Renewed]:
+    return lambda dispatcher: dispatcher.renew(message)

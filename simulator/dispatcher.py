@@ -4,6 +4,8 @@ Valkey is one of these that can lose its memory; a gateway that cannot reach it 
 own. Invariant: each method is one script, run whole.
 """
 
+import msgspec
+
 from core.dispatch import Pool, PoolRules
 from core.limits import Buckets, LimitRules, admit, cancel, charge, finish
 from core.tickets import (
@@ -11,6 +13,7 @@ from core.tickets import (
     Admitted,
     Arm,
     Dropped,
+    Grant,
     LimitRefused,
     Limits,
     Placed,
@@ -26,13 +29,27 @@ PoolType = type[Pool]
 Outputs = dict[str, tuple[tuple[str, int], ...]]  # by tenant: ticket, tokens so far
 
 
+class PoolReply(msgspec.Struct, frozen=True):
+    """What every call to the pool brings along."""
+
+    epoch: str
+    grants: tuple[Grant, ...]
+
+
+class ArmReply(msgspec.Struct, frozen=True):
+    """`arm`'s outcome, and what every call brings along."""
+
+    outcome: Placed | Queued | Dropped
+    pool: PoolReply
+
+
 class Dispatcher:
     """One pool and every tenant's buckets."""
 
-    def __init__(self, clock: Clock, pool_type: PoolType) -> None:
+    def __init__(self, clock: Clock, pool_type: PoolType, rules: PoolRules | None = None) -> None:
         self._clock = clock
         self._pool_type = pool_type
-        self.rules = PoolRules()
+        self.rules = rules or PoolRules()
         self.limit_rules = LimitRules()
         self.touched = True  # since an invariant last looked
         self.life = 0
@@ -59,49 +76,63 @@ class Dispatcher:
             charge(self._buckets(tenant), totals, self._clock.now_ms, self.limit_rules)
         return True
 
-    def arm(self, arm: Arm) -> Placed | Queued | Dropped:
+    def arm(self, arm: Arm) -> ArmReply:
         """See `core.dispatch.Pool.arm`."""
         self.touched = True
-        return self.pool.arm(arm, self._clock.now_ms)
+        outcome = self.pool.arm(arm, self._clock.now_ms)
+        return ArmReply(outcome, self._reply(arm.gateway))
 
     def renew(self, renew: Renew) -> Renewed:
         """See `core.dispatch.Pool.renew`."""
         self.touched = True
         return self.pool.renew(renew, self._clock.now_ms)
 
-    def finish(
+    def finish_tenant(
+        self, tenant: str, ticket: str, *, input_tokens: int, output_total: int
+    ) -> bool:
+        """See `core.limits.finish`."""
+        finish(
+            self._buckets(tenant),
+            ticket,
+            input_tokens=input_tokens,
+            output_total=output_total,
+            now_ms=self._clock.now_ms,
+        )
+        return True
+
+    def cancel_tenant(self, tenant: str, ticket: str) -> bool:
+        """See `core.limits.cancel`."""
+        cancel(self._buckets(tenant), ticket, self._clock.now_ms)
+        return True
+
+    def finish_pool(
         self,
+        gateway: str,
         ticket: str,
-        tenant: str,
         *,
         input_tokens: int,
         output_tokens: int,
         prefix_hashes: tuple[str, ...],
-    ) -> bool:
-        """Let go of a ticket for which an engine worked."""
+    ) -> PoolReply:
+        """See `core.dispatch.Pool.finish`."""
         self.touched = True
-        now_ms = self._clock.now_ms
         self.pool.finish(
             ticket,
             input_tokens=input_tokens,
             output_tokens=output_tokens,
             prefix_hashes=prefix_hashes,
-            now_ms=now_ms,
+            now_ms=self._clock.now_ms,
         )
-        finish(
-            self._buckets(tenant),
-            ticket,
-            input_tokens=input_tokens,
-            output_total=output_tokens,
-            now_ms=now_ms,
-        )
-        return True
+        return self._reply(gateway)
 
-    def cancel(self, ticket: str, tenant: str) -> bool:
-        """Give everything back."""
+    def cancel_pool(self, gateway: str, ticket: str) -> PoolReply:
+        """See `core.dispatch.Pool.cancel`."""
         self.touched = True
         self.pool.cancel(ticket, self._clock.now_ms)
-        cancel(self._buckets(tenant), ticket, self._clock.now_ms)
+        return self._reply(gateway)
+
+    def ping(self) -> bool:
+        """There is somebody."""
         return True
 
     def let_lapse(self) -> None:
@@ -112,6 +143,9 @@ class Dispatcher:
     def held(self, tenant: str) -> int:
         """Tickets that count against the tenant's concurrency."""
         return len(self._buckets(tenant).held)
+
+    def _reply(self, gateway: str) -> PoolReply:
+        return PoolReply(self.pool.epoch, self.pool.grants_for(gateway))
 
     def _buckets(self, tenant: str) -> Buckets:
         return self.buckets.setdefault(tenant, Buckets(limits=Limits()))

@@ -311,14 +311,15 @@ class Exchange:
 
     def _let_go(self) -> None:
         link, request_id = self._parts.link, self.order.request_id
+        tenant = self.order.profile.tenant
         if not self._totals:
-            link.cancel(request_id)
+            link.cancel(request_id, tenant)
             return
         read = self._totals[-1].usage
         link.finish(
             request_id,
+            tenant,
             input_tokens=read.prompt_tokens - read.cached_tokens,
-            output_tokens=self._answer.output_tokens,
             prefix_hashes=self._arm.prefix_hashes,
         )
 

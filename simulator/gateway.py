@@ -70,7 +70,7 @@ class Gateway(Process):
     @property
     def is_ready(self) -> bool:
         """Whether it may be sent requests."""
-        return self.alive and bool(self.link.replicas)
+        return self.alive and self.link.is_ready
 
     def serve(self, order: Order) -> None:
         """Take a request."""
@@ -111,7 +111,7 @@ class Gateway(Process):
                 timeout_ms=CALL_MS,
             )
             if views is not None:
-                self.link.replicas = views
+                self.link.set_replicas(views)
             await sleep(self.clock, VIEWS_INTERVAL_MS, f"{self.name} views")
 
     async def _checkpoint_for_ever(self) -> None:

@@ -15,6 +15,8 @@ from worker.step import Draw, Row, Sampled, StepPlan, StepResult
 EOS = 0
 LETTERS = "abcdefghijklmnopqrstuvwxyz "
 VOCAB_SIZE = 64
+_PAIRS = (first + second for first in LETTERS for second in LETTERS)
+_TEXTS: list[str] = ["", *LETTERS, *_PAIRS][:VOCAB_SIZE]
 _EOS_ONE_IN = 24
 _MASK = (1 << 64) - 1
 
@@ -27,18 +29,9 @@ class Letters:
     eos_ids = frozenset({EOS})
     vocab_size = VOCAB_SIZE
 
-    def __init__(self) -> None:
-        pairs = (first + second for first in LETTERS for second in LETTERS)
-        texts = ["", *LETTERS, *pairs][:VOCAB_SIZE]
-        self._bytes: list[bytes] = [text.encode() for text in texts]
-
     def token_bytes(self, id: int, /) -> bytes:  # noqa: A002 -- the name is the contract's
         """ASCII; nothing for the token that ends an answer."""
-        return self._bytes[id]
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """All of it at once."""
-        return b"".join(self._bytes[token] for token in ids).decode()
+        return _TEXTS[id].encode()
 
 
 class SimulatedRunner:
@@ -79,7 +72,6 @@ def sequential(
     salt: bytes, prompt: Sequence[int], sampling: Sampling, choice: int, context_tokens: int
 ) -> list[int]:
     """The whole answer, ended by EOS, a stop string, `max_tokens` or the context."""
-    text = Letters()
     kv: list[int] = []
     value = _root(salt)
     for token in prompt:
@@ -90,7 +82,7 @@ def sequential(
     while len(output) < most:
         token = _next_token(kv, _draw_at(sampling, choice, len(output)))
         output.append(token)
-        if token == EOS or any(stop in text.decode(output) for stop in sampling.stop):
+        if token == EOS or any(stop in _text(output) for stop in sampling.stop):
             break
         value = _chain(value, token)
         kv.append(value)
@@ -99,12 +91,16 @@ def sequential(
 
 def text_of(output: Sequence[int], stops: Iterable[str]) -> str:
     """The answer's text, cut before the first stop string to be completed."""
-    whole = Letters().decode(output)
+    whole = _text(output)
     for end in range(1, len(whole) + 1):
         done = [stop for stop in stops if whole[:end].endswith(stop)]
         if done:
             return whole[: end - max(map(len, done))]
     return whole
+
+
+def _text(ids: Iterable[int]) -> str:
+    return "".join(_TEXTS[token] for token in ids)
 
 
 def _draw_at(sampling: Sampling, choice: int, index: int) -> Draw:

@@ -1,8 +1,8 @@
 """Messages between processes, and what may happen to them.
 
-    call    one request and one reply: either may be lost, late or repeated. `ordered` calls
-            of one caller to one service keep their order, as on one connection; the others
-            overtake each other, as on a pool of them
+    call    one request and one reply: either may be lost, late or repeated. Those on one
+            named connection keep their order; the others overtake each other. What is under
+            way on a connection that was given up arrives all the same
     stream  one request and a stream of frames, as over TCP: in order, or broken. One side may
             notice a break long after the other, or never
 
@@ -54,7 +54,7 @@ class Network:
         self.weather = Weather()
         self.cut_off: set[tuple[str, str]] = set()  # pairs of names, sorted
         self._dice = dice
-        self._arrivals: dict[tuple[str, str], int] = {}
+        self._arrivals: dict[str, int] = {}  # of the last message on each connection
 
     def call(
         self,
@@ -64,7 +64,7 @@ class Network:
         handle: Callable[[], R],
         *,
         timeout_ms: int,
-        ordered: bool = False,
+        connection: str = "",
     ) -> Promise[R | None]:
         """What `handle` returned at the service; None when the caller does not get to know."""
         answer: Promise[R | None] = Promise(self.clock)
@@ -74,14 +74,16 @@ class Network:
 
         def arrive() -> None:
             value = handle() if service.alive else None
-            self._reply(caller, service, f"{label} reply", lambda: answer.resolve(value))
+            if not self._is_lost(caller, service):
+                at_ms = self._arrival_ms(f"{connection} back" if connection else "")
+                self.clock.at(at_ms, f"{label} reply", lambda: answer.resolve(value))
 
-        at_ms = self._arrival_ms(caller, service, ordered=ordered)
+        at_ms = self._arrival_ms(connection)
         if not self._is_lost(caller, service):
             self.clock.at(at_ms, label, arrive)
-            if self._dice.random() < self.weather.echo:
-                # On one connection what is repeated is the tail, and it keeps its order.
-                echo_ms = at_ms if ordered else at_ms + self._dice.randint(*ECHO_MS)
+            if self.happens(self.weather.echo):
+                # On a connection what is repeated is its tail, and that keeps its order.
+                echo_ms = at_ms if connection else at_ms + self._dice.randint(*ECHO_MS)
                 self.clock.at(echo_ms, f"{label} again", arrive)
         return answer
 
@@ -102,10 +104,12 @@ class Network:
 
         def arrive() -> None:
             if not server.alive:
-                self._reply(client, server, f"{label} refused", lambda: answer.resolve(None))
+                self.clock.after(self.delay_ms(), f"{label} refused", lambda: answer.resolve(None))
                 return
             accept(stream)
-            self._reply(client, server, f"{label} taken", lambda: answer.resolve(stream))
+            if not self._is_lost(client, server):
+                taken = f"{label} taken"
+                self.clock.after(self.delay_ms(), taken, lambda: answer.resolve(stream))
 
         timer = self.clock.after(CONNECT_MS, f"{label} timeout", give_up)
         answer.then(timer.cancel)
@@ -127,19 +131,11 @@ class Network:
         """Roll."""
         return chance > 0 and self._dice.random() < chance
 
-    def _reply(
-        self, caller: Process, service: Process, label: str, bring: Callable[[], None]
-    ) -> None:
-        if not self._is_lost(caller, service):
-            self.clock.after(self.delay_ms(), label, bring)
-
-    def _arrival_ms(self, caller: Process, service: Process, *, ordered: bool) -> int:
+    def _arrival_ms(self, connection: str) -> int:
         at_ms = self.clock.now_ms + self.delay_ms()
-        if not ordered:
-            return at_ms
-        link = (caller.name, service.name)
-        at_ms = max(at_ms, self._arrivals.get(link, 0))
-        self._arrivals[link] = at_ms
+        if connection:
+            at_ms = max(at_ms, self._arrivals.get(connection, 0))
+            self._arrivals[connection] = at_ms
         return at_ms
 
     def _is_lost(self, one: Process, other: Process) -> bool:
