@@ -461,8 +461,8 @@ class Pool:
             self._tell(ticket)
 
     def _serve(self, ticket: Ticket, replica: Replica, head: Head, *, own: str) -> None:
-        self.queue.remove(ticket.service_class, ticket.tenant, ticket.ticket)
         self.queue.served(ticket.service_class, ticket.kv_blocks, owed=head.owed)
+        self.queue.remove(ticket.service_class, ticket.tenant, ticket.ticket)
         is_own = ticket.ticket == own
         self._place(ticket, replica, "placed" if is_own else "granted")
         if not is_own:

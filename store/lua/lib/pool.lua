@@ -194,8 +194,8 @@ local function drop(ticket, reason, own_name)
 end
 
 local function serve(ticket, replica, owed, own_name)
-  remove_ticket(ticket)
   count_share(ticket.service_class, ticket.kv_blocks, owed)
+  remove_ticket(ticket)
   local is_own = ticket.ticket == own_name
   place(ticket, replica, is_own and 'placed' or 'granted')
   if not is_own then tell(ticket) end
