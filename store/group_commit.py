@@ -273,6 +273,7 @@ class Lane(Generic[Command, Answer]):
             if not done:
                 cut(conn)
                 await asyncio.wait({task}, timeout=self._config.retry_pause_max_s)
+                await self._disconnect()
             return await _result(task)
         finally:
             if conn.closed:

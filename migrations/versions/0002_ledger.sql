@@ -375,7 +375,7 @@ BEGIN
     END IF;
 
     FOR v_settle IN
-        SELECT s.n, s.request_id, s.tenant_id, u.request_id IS NOT NULL AS is_anothers,
+        SELECT s.n, s.request_id, s.tenant_id, u.request_id IS NOT NULL AS is_taken,
                s.cause = 'not_started' AND cardinality(s.attempts) = 0 AS is_release
         FROM unnest(p_settles) WITH ORDINALITY
              AS s (request_id, tenant_id, cause, attempts, delivered_tokens, timings, ended_ms, n)
@@ -385,7 +385,7 @@ BEGIN
         v_answer := NULL;
         v_answer.kind := 'settle';
         v_answer.n := v_settle.n;
-        IF v_settle.is_anothers OR NOT v_settle.is_release THEN
+        IF v_settle.is_taken OR NOT v_settle.is_release THEN
             v_answer.refused := 'not_open';
         ELSE
             -- Released before it was reserved: the reserve may still be on its way.

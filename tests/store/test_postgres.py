@@ -110,7 +110,7 @@ async def test_a_connection_closed_by_the_server_is_never_handed_out(small, post
     await other.close()
 
 
-async def test_the_addresss_own_options_are_kept(postgres_url):
+async def test_options_in_the_address_are_kept(postgres_url):
     config = PostgresConfig(
         database_url=f"{postgres_url}?options=-c%20work_mem%3D7MB", application_name="optional"
     )

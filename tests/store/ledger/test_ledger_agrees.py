@@ -256,7 +256,7 @@ def test_the_sql_and_the_book_agree(postgres_url):
     Machine.both = both
     try:
         run_state_machine_as_test(
-            Machine, settings=settings(max_examples=60, stateful_step_count=30)
+            Machine, settings=settings(max_examples=40, stateful_step_count=25)
         )
         report = both.run(read_audit(both.pg))
         # What was delivered is not drawn to agree with what was produced.

@@ -1,6 +1,7 @@
 """Postgres cut off, restarted, killed and frozen under load: every word has exactly one effect."""
 
 import asyncio
+import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -108,17 +109,26 @@ def thaw(processes: list[psutil.Process]) -> None:
         process.resume()
 
 
+@pytest.fixture(scope="module")
+def mistreated_postgres(tmp_path_factory):
+    """One server for all of these tests, each of which leaves it running."""
+    server = PostgresServer(tmp_path_factory.mktemp("mistreated-postgres"))
+    server.running.start()
+    yield server
+    server.running.stop()
+
+
 @pytest.fixture
-async def shaky(own_postgres: PostgresServer):
+async def shaky(mistreated_postgres):
     """A server to mistreat, with a database on it."""
-    url = own_postgres.create_database("ledger")
+    url = mistreated_postgres.create_database(f"ledger_{secrets.token_hex(6)}")
     await asyncio.to_thread(upgrade, url)
     pg = await Postgres.open(
         PostgresConfig(
             database_url=url, application_name="test", connect_timeout_s=1, acquire_timeout_s=1.0
         )
     )
-    yield own_postgres, url, pg
+    yield mistreated_postgres, url, pg
     await pg.close()
 
 
