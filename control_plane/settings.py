@@ -7,6 +7,7 @@ import msgspec
 
 from core.internal_token import SECRET_BYTES_MIN
 from core.settings import SettingsError, env_name
+from store.redis_client import parse_address
 
 
 class ControlPlaneSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,4 +52,10 @@ def checked(settings: ControlPlaneSettings) -> ControlPlaneSettings:
         value = getattr(settings, field.name)
         if isinstance(value, int) and value < 1 and field.name != "control_plane_port":
             raise SettingsError(f"{env_name(field.name)} must be at least 1")
+    if not settings.database_url.startswith(("postgresql://", "postgres://")):
+        raise SettingsError(f"{env_name('database_url')} is not a postgresql:// address")
+    try:
+        parse_address(settings.redis_url)
+    except ValueError as error:
+        raise SettingsError(f"{env_name('redis_url')}: {error}") from error
     return settings

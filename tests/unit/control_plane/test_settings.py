@@ -41,3 +41,10 @@ def test_a_bound_of_nothing_stops_the_start():
     with pytest.raises(SettingsError, match="LEASE_MS"):
         checked(msgspec.structs.replace(settings, lease_ms=0))
     assert checked(msgspec.structs.replace(settings, control_plane_port=0))
+
+
+@pytest.mark.parametrize("name", ["database_url", "redis_url"])
+def test_an_address_of_another_kind_stops_the_start(name):
+    settings = read_settings(ControlPlaneSettings, ENVIRON)
+    with pytest.raises(SettingsError, match=name.upper()):
+        checked(msgspec.structs.replace(settings, **{name: "http://localhost"}))

@@ -1,0 +1,75 @@
+"""Usage rows through the admin API."""
+
+import secrets
+
+import pytest
+
+from core.protocol import Usage
+from tests.support.control_plane import assert_refused
+from tests.support.ledger_commands import a_reserve, a_settle, an_attempt
+from tests.support.ledger_database import a_tenant
+
+pytestmark = [pytest.mark.services, pytest.mark.anyio]
+
+
+async def requests_of_a_tenant(plane, count):
+    tenant = await a_tenant(plane.services.postgres)
+    made = []
+    for n in range(count):
+        request_id = f"req_{secrets.token_hex(8)}"
+        await plane.services.ledger.reserve(
+            a_reserve(request_id, tenant_id=tenant, created_ms=1_000 + n, amount_micro=1_000)
+        )
+        made.append(request_id)
+    return tenant, made
+
+
+async def test_a_request_is_found_by_its_id_open_and_settled(plane):
+    tenant, (request_id,) = await requests_of_a_tenant(plane, 1)
+    (row,) = (await plane.admin("GET", "/usage", request_id=request_id)).json()["usage"]
+    assert (row["state"], row["tenant_id"], row["cause"]) == ("open", tenant, None)
+    seen = an_attempt(Usage(prompt_tokens=10, output_tokens=20))
+    await plane.services.ledger.settle(
+        a_settle(request_id, tenant_id=tenant, attempts=(seen,), delivered_tokens=20)
+    )
+    (row,) = (await plane.admin("GET", "/usage", request_id=request_id)).json()["usage"]
+    assert (row["state"], row["cause"], row["metered_output_tokens"]) == ("settled", "complete", 20)
+    assert row["first_token_ms"] == 20.0
+
+
+async def test_a_tenants_requests_come_newest_first_in_pages(plane):
+    tenant, made = await requests_of_a_tenant(plane, 5)
+    await requests_of_a_tenant(plane, 2)
+    seen, before_ms = [], 2**53 - 1
+    while before_ms is not None:
+        answer = await plane.admin("GET", "/usage", tenant_id=tenant, limit=2, before_ms=before_ms)
+        page = answer.json()
+        seen += [row["request_id"] for row in page["usage"]]
+        before_ms = page["before_ms"]
+    assert seen == made[::-1]
+
+
+async def test_without_a_filter_the_newest_of_all_are_listed(plane):
+    _, made = await requests_of_a_tenant(plane, 3)
+    rows = (await plane.admin("GET", "/usage", limit=1000)).json()["usage"]
+    assert set(made) <= {row["request_id"] for row in rows}
+    assert len((await plane.admin("GET", "/usage", limit=2)).json()["usage"]) == 2
+
+
+async def test_what_is_not_there_is_an_empty_list(plane):
+    tenant, (request_id,) = await requests_of_a_tenant(plane, 1)
+    for query in (
+        {"request_id": "req_0"},
+        {"tenant_id": "ten_0"},
+        {"request_id": request_id, "tenant_id": "ten_0"},
+    ):
+        assert (await plane.admin("GET", "/usage", **query)).json()["usage"] == []
+    both = {"request_id": request_id, "tenant_id": tenant}
+    assert len((await plane.admin("GET", "/usage", **both)).json()["usage"]) == 1
+
+
+@pytest.mark.parametrize("name", ["limit", "before_ms"])
+async def test_a_bad_bound_is_refused_by_its_name(plane, name):
+    for value in (-1, "x"):
+        answer = await plane.admin("GET", "/usage", **{name: value})
+        assert_refused(answer, 422, "unprocessable", name)
