@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support.services import PostgresServer, ValkeyServer
+from tests.support.services import PostgresServer, ValkeyServer, open_directory
 
 settings.register_profile(
     "headworks",
@@ -29,11 +29,12 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="session")
-def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
-    server = PostgresServer(tmp_path_factory.mktemp("postgres"))
-    server.running.start()
-    yield server
-    server.running.stop()
+def postgres_server() -> Iterator[PostgresServer]:
+    with open_directory("postgres") as directory:
+        server = PostgresServer(directory)
+        server.running.start()
+        yield server
+        server.running.stop()
 
 
 @pytest.fixture(scope="session")
@@ -67,12 +68,13 @@ def empty_postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
 
 
 @pytest.fixture
-def own_postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+def own_postgres() -> Iterator[PostgresServer]:
     """A server to stop and kill; its maintenance database is empty."""
-    server = PostgresServer(tmp_path_factory.mktemp("own-postgres"))
-    server.running.start()
-    yield server
-    server.running.stop()
+    with open_directory("own-postgres") as directory:
+        server = PostgresServer(directory)
+        server.running.start()
+        yield server
+        server.running.stop()
 
 
 @pytest.fixture(scope="session")

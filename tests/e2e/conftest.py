@@ -4,12 +4,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.services import open_directory
 from tests.support.stack import Stack
 
 
 @pytest.fixture(scope="session")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    running = Stack(tmp_path_factory.mktemp("stack"), gateways=2, workers=2)
-    running.up(environ={"HEADWORKS_THREADS": "1"})
-    yield running
-    running.down()
+def stack() -> Iterator[Stack]:
+    with open_directory("stack") as data:
+        running = Stack(data, gateways=2, workers=2)
+        running.up(environ={"HEADWORKS_THREADS": "1"})
+        yield running
+        running.down()

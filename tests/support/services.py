@@ -4,11 +4,14 @@
 """
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
@@ -22,6 +25,19 @@ START_TIMEOUT_S = 60.0
 
 # A test's database need not survive the machine losing power, only its own kill -9.
 FAST = {"fsync": "off", "max_connections": "300"}
+
+
+@contextmanager
+def open_directory(name: str) -> Iterator[Path]:
+    """A directory that Postgres, running as `nobody`, can reach.
+
+    Not pytest's: every session closes that to others at its start, running ones included.
+    """
+    path = Path(tempfile.mkdtemp(prefix=f"headworks-{name}-"))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def free_port() -> int:
