@@ -10,8 +10,6 @@ import os
 import time
 from pathlib import Path
 
-from store.dispatch import Dispatch
-
 from artifacts.store import ModelStore
 from core import ids
 from gateway.auth import Authenticator, AuthLimits, SourceAwayError
@@ -30,6 +28,7 @@ from gateway.settings import GatewaySettings
 from gateway.sources import PostgresSource
 from gateway.spool import Spool
 from gateway.worker_client import WorkerClient, WorkerLimits
+from store.dispatch import Dispatch
 from store.leases import assert_lease, retire_lease
 from store.ledger import Ledger
 from store.postgres import Postgres, PostgresConfig, StoreAwayError
@@ -53,11 +52,14 @@ class Gateway:
         self.settings = settings
         self.id = ids.gateway_id(os.urandom(ids.ENTROPY_BYTES))
         self.metrics = Metrics()
-        self.routes = Routes(settings.region, settings.output_tokens_max)
+        self.routes = Routes(
+            settings.region,
+            output_tokens_max=settings.output_tokens_max,
+            no_replica_s=settings.no_replica_ms / 1000,
+        )
         self.prompts = Prompts(ModelStore(Path(settings.models_dir)), PromptLimits(), now_ms)
         self._endings = Endings()
         self._background = Background()
-        self._view_read_s = float("-inf")
         self._spool = Spool(Path(settings.spool_dir), self.id, bytes_max=settings.spool_bytes_max)
         self._workers = WorkerClient(
             secret=settings.internal_secret.encode(),
@@ -114,7 +116,7 @@ class Gateway:
         """Why this gateway should get no traffic; nothing when it should."""
         reasons: dict[str, str] = {}
         lost_after_s = CONTACT_LOST_AFTER_POLLS * self.settings.poll_ms / 1000
-        if self._clock() - self._view_read_s > lost_after_s:
+        if self._clock() - self.routes.read_s > lost_after_s:
             reasons["postgres"] = "the routing view could not be read lately"
         if self._dispatch.degraded:
             reasons["valkey"] = "limits and placement are decided by this gateway alone"
@@ -133,7 +135,7 @@ class Gateway:
         metrics.ledger_away.set(self._books.away)
         metrics.ledger_refused.set(self._books.refused_words)
         metrics.dispatch_degraded.set(self._dispatch.degraded)
-        metrics.view_age_s.set(self._clock() - self._view_read_s)
+        metrics.view_age_s.set(self._clock() - self.routes.read_s)
         metrics.worker_connections.set(self._workers.connections)
 
     def new_request_id(self) -> str:
@@ -165,6 +167,7 @@ class Gateway:
             limits=GenerationLimits(
                 deaths_max=settings.deaths_max,
                 nacks_max=settings.nacks_max,
+                unsent_s=settings.unsent_ms / 1000,
                 abort_s=settings.worker_abort_ms / 1000,
             ),
         )
@@ -213,12 +216,11 @@ class Gateway:
 
     async def _read_routes(self) -> None:
         began_s = self._clock()
-        self.routes.update(await self._source.routing_view())
-        self._view_read_s = began_s
+        self.routes.update(await self._source.routing_view(), began_s)
 
     def _announce(self) -> None:
-        for pool, replicas in self.routes.view.replicas.items():
-            self._dispatch.set_replicas(pool, replicas)
+        for pool in self.routes.view.replicas:
+            self._dispatch.set_replicas(pool, self.routes.announced(pool))
         for model in self.routes.models.values():
             self.prompts.want(model.version)
 

@@ -9,19 +9,32 @@ from gateway.routing import output_limit, served_models
 
 
 class Routes:
-    """Empty until the first view."""
+    """Empty until the first view. Times are of one monotonic clock, in seconds."""
 
-    def __init__(self, region: str, output_tokens_max: int) -> None:
+    def __init__(self, region: str, *, output_tokens_max: int, no_replica_s: float) -> None:
         self.output_tokens_max = output_tokens_max
+        self._no_replica_s = no_replica_s
         self.view = RoutingView(region=region, version=0, models=(), replicas={})
         self.models: Mapping[str, ServedModel] = {}
-        self.known = False
+        self.read_s = float("-inf")
+        self._ready_s: dict[str, float] = {}  # when a pool last had a ready replica
 
-    def update(self, view: RoutingView) -> None:
+    def update(self, view: RoutingView, read_s: float) -> None:
         """Route by this view from now on."""
         self.view = view
         self.models = served_models(view)
-        self.known = True
+        self.read_s = read_s
+        for pool, replicas in view.replicas.items():
+            if pool not in self._ready_s or any(replica.ready for replica in replicas):
+                self._ready_s[pool] = read_s
+
+    def deserted(self, pool: str) -> bool:
+        """Whether nobody has been ready there for so long that waiting is no use."""
+        return self.read_s - self._ready_s.get(pool, self.read_s) > self._no_replica_s
+
+    def announced(self, pool: str) -> tuple[ReplicaView, ...]:
+        """What the dispatcher is told of: in a deserted pool nothing, so that its queue ends."""
+        return () if self.deserted(pool) else self.replicas(pool)
 
     def replicas(self, pool: str) -> tuple[ReplicaView, ...]:
         """All of a pool's replicas, ready or not."""

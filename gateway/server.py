@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import uvicorn
 
-from gateway.app import create_app
+from gateway.app import App
 from gateway.gateway import Gateway
 from gateway.http_protocol import bounded
 from gateway.settings import GatewaySettings
@@ -45,7 +45,7 @@ def make_server(settings: GatewaySettings) -> Server:
     """Ready to `serve`."""
     gateway = Gateway(settings)
     config = uvicorn.Config(
-        create_app(gateway),
+        App(gateway),
         host=settings.gateway_host,
         port=settings.gateway_port,
         http=bounded(

@@ -44,6 +44,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     slow_reader_ms: int = 30_000  # a client that takes no byte for so long is cut
     deaths_max: int = 3  # of replicas, under one request
     nacks_max: int = 64
+    unsent_ms: int = 15_000  # of trying replicas that cannot be reached
+    no_replica_ms: int = 10_000  # without a ready replica, before a model's requests are refused
 
     worker_connect_ms: int = 2_000
     worker_head_ms: int = 10_000

@@ -26,10 +26,12 @@ from gateway.relay.hold import Hold, ledger_refusal
 from gateway.relay.shared import Shared
 from gateway.relay.ticket import Ticket
 from gateway.routing import Size, block_tokens, kv_blocks, route, size
+from text.sampling import SamplingDefaults
 
 _log = logging.getLogger(__name__)
 
 STALE_TRIES = 2
+DESERTED = refuse(Code.UNAVAILABLE, "This model is not available at the moment.").refusal
 CHANGING = refuse(Code.UNAVAILABLE, "Your account is being changed. Please retry.").refusal
 
 
@@ -137,6 +139,8 @@ class Exchange:
         model = route(self._shared.routes.models, self._call.conversation.model)
         if isinstance(model, Refusal):
             raise RefusedError(model)
+        if self._shared.routes.deserted(model.pool):
+            raise RefusedError(DESERTED)
         return model
 
     def _size(self, model: ServedModel, prompt_tokens: int) -> Size:
@@ -157,14 +161,17 @@ class Exchange:
         conversation, tenant = self._call.conversation, self._identity.tenant
         pool = self._shared.routes.replicas(model.pool)
         hashes = prefix_hashes(prompt_ids, salt=tenant.salt, context_tokens=model.context_tokens)
+        rules = await self._shared.prompts.rules(model.version)
         return Job(
             request_id=self.request_id,
             model=model,
             prompt_ids=prompt_ids,
-            sampling=_sampling(conversation, wanted.max_tokens, self._shared.new_seed),
+            sampling=_sampling(
+                conversation, wanted.max_tokens, rules.sampling, self._shared.new_seed
+            ),
             choices=conversation.n,
             wants_chances=conversation.logprobs is not None,
-            rules=await self._shared.prompts.rules(model.version),
+            rules=rules,
             salt=tenant.salt,
             arm=Arm(
                 ticket=self.request_id,
@@ -352,13 +359,19 @@ class Exchange:
             metrics.first_token_s.observe(times.first_token_s - self._call.received_s)
 
 
-def _sampling(conversation: Conversation, max_tokens: int, new_seed: Callable[[], int]) -> Sampling:
+def _sampling(
+    conversation: Conversation,
+    max_tokens: int,
+    defaults: SamplingDefaults,
+    new_seed: Callable[[], int],
+) -> Sampling:
+    temperature, top_p, top_k = conversation.temperature, conversation.top_p, conversation.top_k
     return Sampling(
         seed=conversation.seed if conversation.seed is not None else new_seed(),
         max_tokens=max_tokens,
-        temperature=conversation.temperature,
-        top_p=conversation.top_p,
-        top_k=conversation.top_k,
+        temperature=defaults.temperature if temperature is None else temperature,
+        top_p=defaults.top_p if top_p is None else top_p,
+        top_k=defaults.top_k if top_k is None else top_k,
         stop=conversation.stop,
         ignore_eos=conversation.ignore_eos,
         logprobs=conversation.logprobs,

@@ -13,7 +13,6 @@ import logging
 from typing import Literal
 
 import msgspec
-from store.dispatch import Dispatch
 
 from core.errors import Code, Refusal
 from core.metering import AttemptTotals, RequestTimings, Witness
@@ -46,6 +45,7 @@ from gateway.worker_client import (
     WorkerClient,
     WorkerRefusedError,
 )
+from store.dispatch import Dispatch
 from text.rules import TextRules
 
 _log = logging.getLogger(__name__)
@@ -61,6 +61,9 @@ class GenerationLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     deaths_max: int = 3
     nacks_max: int = 64
+    unsent_s: float = 15.0  # of trying replicas that cannot be reached
+    pause_min_s: float = 0.05  # before such a try is repeated, doubling
+    pause_max_s: float = 1.0
     abort_s: float = 1.0
 
 
@@ -125,6 +128,8 @@ class Generation:
         self._attempt: _Attempt | None = None
         self._attempts = 0
         self._setbacks = {"nack": 0, "unsent": 0, "death": 0}
+        self._unreached = 0  # tries in a row, since _unreached_s
+        self._unreached_s = 0.0
         self._delivery = Delivery(
             channel,
             choices=job.choices,
@@ -153,6 +158,7 @@ class Generation:
             refusal = self._count(end, place)
             if refusal is not None:
                 return Outcome(cause=self._failed_cause(), refusal=refusal)
+            await asyncio.sleep(self._pause_s())
             arm = self._again(arm, place)
 
     async def stop(self) -> None:
@@ -382,12 +388,30 @@ class Generation:
             "detail": setback.detail,
         }
         _log.warning("an attempt failed", extra={"facts": facts})
+        if setback.kind != "unsent":
+            self._unreached = 0
+        elif self._unreached == 0:
+            self._unreached, self._unreached_s = 1, self._clock()
+        else:
+            self._unreached += 1
+        return self._too_many()
+
+    def _too_many(self) -> Refusal | None:
         limits = self._parts.limits
         if self._setbacks["nack"] > limits.nacks_max:
             return BUSY
-        if self._setbacks["death"] + self._setbacks["unsent"] > limits.deaths_max:
+        if self._setbacks["death"] > limits.deaths_max:
+            return DIED
+        if self._unreached and self._clock() - self._unreached_s > limits.unsent_s:
             return DIED
         return None
+
+    def _pause_s(self) -> float:
+        """A replica that cannot be reached may be restarting; the dispatcher paces the rest."""
+        if self._unreached == 0:
+            return 0.0
+        limits = self._parts.limits
+        return min(limits.pause_max_s, limits.pause_min_s * 2.0**self._unreached)
 
     def _again(self, arm: Arm, place: Placed) -> Arm:
         """At the head, and elsewhere if there is an elsewhere."""
