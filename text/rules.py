@@ -19,6 +19,7 @@ from text.control import ControlTokens, Rendered, choose_mark, unmark
 from text.gguf_tokenizer import read_gguf
 from text.hf_tokenizer import read_hf
 from text.parts import TokenizerFilesError, TokenizerParts
+from text.sampling import SamplingDefaults, read_sampling
 from text.template import ChatTemplate
 from text.token_bytes import token_bytes_table
 
@@ -26,7 +27,7 @@ from text.token_bytes import token_bytes_table
 class TextRules:
     """The text rules of one model version."""
 
-    def __init__(self, parts: TokenizerParts) -> None:
+    def __init__(self, parts: TokenizerParts, sampling: SamplingDefaults | None = None) -> None:
         self._tokenizer = parts.tokenizer
         self._tokenizer.encode_special_tokens = True
         self._inner = _inner_tokenizer(parts.tokenizer)
@@ -40,17 +41,19 @@ class TextRules:
         self.vocab_size = parts.vocab_size
         self.context_tokens = parts.context_tokens
         self.family = parts.family
+        self.sampling = sampling or SamplingDefaults()
 
     @classmethod
     def load(cls, directory: Path) -> "TextRules":
-        """From a version's directory: one GGUF file, or Hugging Face's files.
+        """From a version's directory: one GGUF file, or Hugging Face's files, and how to draw.
 
         Raises TokenizerFilesError, TemplateRefusedError.
         """
         found = sorted(directory.glob("*.gguf"))
         if len(found) > 1:
             raise TokenizerFilesError(f"{directory} holds {len(found)} GGUF files")
-        return cls(read_gguf(found[0]) if found else read_hf(directory))
+        parts = read_gguf(found[0]) if found else read_hf(directory)
+        return cls(parts, read_sampling(directory))
 
     def chat_ids(self, messages: Sequence[ChatMessage], *, day: dt.date | None = None) -> list[int]:
         """The prompt of a chat, open for the assistant's answer.
