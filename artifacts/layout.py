@@ -1,6 +1,7 @@
 """Looks into model files and says what they are, before anything is stored.
 
-A directory is one GGUF file, or Hugging Face's layout with safetensors. Architectures that
+A directory is one GGUF file, with a `generation_config.json` or without, or Hugging Face's
+layout with safetensors; a GGUF file that is named itself is that file alone. Architectures that
 cannot be served and files that are cut are refused here, by name, before they take up room;
 what a loader knows better (a kind of rotary scaling, say) is the loader's to refuse.
 """
@@ -24,8 +25,9 @@ FAMILIES = ("llama",)
 ARCHITECTURES = ("LlamaForCausalLM",)
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 REQUIRED = ("config.json", "tokenizer.json")
+GENERATION = "generation_config.json"
 OPTIONAL = (
-    "generation_config.json",
+    GENERATION,
     "tokenizer_config.json",
     "chat_template.jinja",
     "special_tokens_map.json",
@@ -52,10 +54,13 @@ def read_layout(source: Path) -> Layout:
     found = sorted(source.glob("*.gguf"))
     if len(found) > 1:
         raise UnsupportedError(f"{source} holds {len(found)} GGUF files: name one of them")
-    return _gguf(found[0]) if found else _hugging_face(source)
+    if not found:
+        return _hugging_face(source)
+    generation = source / GENERATION
+    return _gguf(found[0], *([generation] if generation.is_file() else ()))
 
 
-def _gguf(path: Path) -> Layout:
+def _gguf(path: Path, *beside: Path) -> Layout:
     try:
         header = read_gguf_header(path)
     except Exception as error:  # the library raises whatever the bytes lead it into
@@ -68,7 +73,7 @@ def _gguf(path: Path) -> Layout:
         family=family,
         context_tokens=_tokens(header.values, f"{family}.context_length", path.name),
         weight_dtype=_widest(header.dtype_bytes),
-        paths=(path,),
+        paths=(path, *beside),
         tokenizer_sha256=header.tokenizer_sha256,
         template_sha256=_sha256(str(header.values.get("tokenizer.chat_template", ""))),
     )

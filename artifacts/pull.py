@@ -97,13 +97,13 @@ def _checked_name(name: str) -> str:
 def _already_here(
     source: Source, store: ModelStore, name: str, compute_dtype: ComputeDtype
 ) -> Manifest | None:
-    """Without a look at the source, where its digest is known beforehand."""
+    """Without a look at the source, where its digests are known beforehand."""
     manifest = store.find(name)
-    if manifest is None or source.file_sha256 is None:
+    if manifest is None or source.sha256s is None:
         return None
     if manifest.compute_dtype != compute_dtype:
         return None
-    if [entry.sha256 for entry in manifest.files] != [source.file_sha256]:
+    if {entry.sha256 for entry in manifest.files} != source.sha256s:
         return None
     try:
         store.directory(manifest.version)

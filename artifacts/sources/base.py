@@ -28,8 +28,8 @@ class Source(Protocol):
         """Two pulls of the same thing have the same key, and take turns."""
 
     @property
-    def file_sha256(self) -> str | None:
-        """The digest of its only file, where it is known beforehand."""
+    def sha256s(self) -> frozenset[str] | None:
+        """The digests of all its files, where they are known beforehand."""
 
     def fetch(self, workspace: Path, report: Report) -> Fetched:
         """Bring the files; `workspace` may hold what an earlier, killed call left.

@@ -14,7 +14,7 @@ class DirectorySource(msgspec.Struct, frozen=True):
     """A directory in Hugging Face layout, or a GGUF file."""
 
     path: Path
-    file_sha256: str | None = None
+    sha256s: frozenset[str] | None = None
 
     @property
     def name(self) -> str:

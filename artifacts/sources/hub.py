@@ -48,7 +48,7 @@ class HubSource(msgspec.Struct, frozen=True, kw_only=True):
     repository: str
     revision: str | None
     hub: Hub
-    file_sha256: str | None = None
+    sha256s: frozenset[str] | None = None
 
     @property
     def name(self) -> str:

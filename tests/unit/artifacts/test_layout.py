@@ -38,6 +38,15 @@ def test_a_gguf_file_is_recognised_by_itself_or_in_its_directory(tmp_path, kind)
     assert read_layout(tmp_path) == layout
 
 
+def test_a_generation_config_beside_a_gguf_file_is_of_the_version(tmp_path):
+    path = write_gguf(tmp_path / "some.gguf")
+    beside = tmp_path / "generation_config.json"
+    beside.write_text("{}")
+    (tmp_path / "README.md").touch()
+    assert read_layout(tmp_path).paths == (path, beside)
+    assert read_layout(path).paths == (path,)
+
+
 def test_template_and_tokenizer_have_hashes_of_their_own(tmp_path):
     one = read_layout(write_gguf(tmp_path / "a.gguf", template="a"))
     two = read_layout(write_gguf(tmp_path / "b.gguf", template="b"))

