@@ -42,9 +42,10 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     turns: tuple[Turn, ...] = ()
     prompt: str | tuple[int, ...] = ""
     max_tokens: int | None = None  # output tokens of each choice; None: what the model allows
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0  # 0 is off
+    # None: the client left it out, and the model's own default holds.
+    temperature: float | None = None  # 0 is greedy
+    top_p: float | None = None
+    top_k: int | None = None  # 0 is off
     seed: int | None = None  # 0 <= seed < 2**63; None: the gateway draws one
     stop: tuple[str, ...] = ()
     logprobs: int | None = None  # None: none; n: the chosen token and the n likeliest

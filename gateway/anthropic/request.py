@@ -49,7 +49,6 @@ def parse_messages(body: bytes) -> Conversation:
     max_tokens = fields.integer("max_tokens", 1)
     if max_tokens is None:
         raise missing("max_tokens")
-    temperature = fields.number("temperature", 0, 1)
     fields.choice("service_tier", *TIERS)
     conversation = Conversation(
         dialect=DIALECT,
@@ -57,9 +56,9 @@ def parse_messages(body: bytes) -> Conversation:
         model=model,
         turns=turns,
         max_tokens=max_tokens,
-        temperature=1.0 if temperature is None else temperature,
+        temperature=fields.number("temperature", 0, 1),
         top_p=_top_p(fields),
-        top_k=fields.integer("top_k", 0) or 0,
+        top_k=fields.integer("top_k", 0),
         stop=_stop(fields),
         stream=fields.boolean("stream") or False,
         service_class=SERVICE_CLASS,
@@ -153,11 +152,11 @@ def _said(path: str, text: str) -> str:
     return text
 
 
-def _top_p(fields: Fields) -> float:
+def _top_p(fields: Fields) -> float | None:
     top_p = fields.number("top_p", 0, 1)
     if top_p == 0:
         raise bad("top_p", "must be above 0")
-    return 1.0 if top_p is None else top_p
+    return top_p
 
 
 def _stop(fields: Fields) -> tuple[str, ...]:

@@ -34,9 +34,9 @@ class Generation(TypedDict):
     """Fields of a `Conversation`, as both requests fill them."""
 
     model: str
-    temperature: float
-    top_p: float
-    top_k: int
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
     seed: int | None
     stop: tuple[str, ...]
     n: int
@@ -50,15 +50,14 @@ class Generation(TypedDict):
 def read_generation(fields: Fields) -> Generation:
     """Take the shared fields. Raises RefusedError."""
     stream = fields.boolean("stream") or False
-    temperature = fields.number("temperature", 0, 2)
     fields.neutral("frequency_penalty", (0,))
     fields.neutral("presence_penalty", (0,))
     fields.neutral("logit_bias", ({},))
     return Generation(
         model=fields.required_text("model", chars_max=MODEL_CHARS_MAX),
-        temperature=1.0 if temperature is None else temperature,
+        temperature=fields.number("temperature", 0, 2),
         top_p=_top_p(fields),
-        top_k=fields.integer("top_k", 0) or 0,
+        top_k=fields.integer("top_k", 0),
         seed=_seed(fields),
         stop=fields.string_or_strings("stop", count_max=STOPS_MAX, chars_max=STOP_CHARS_MAX),
         n=fields.integer("n", 1, CHOICES_MAX) or 1,
@@ -80,11 +79,11 @@ def refuse_unknown(fields: Fields) -> None:
         )
 
 
-def _top_p(fields: Fields) -> float:
+def _top_p(fields: Fields) -> float | None:
     top_p = fields.number("top_p", 0, 1)
     if top_p == 0:
         raise bad("top_p", "must be above 0")
-    return 1.0 if top_p is None else top_p
+    return top_p
 
 
 def _seed(fields: Fields) -> int | None:

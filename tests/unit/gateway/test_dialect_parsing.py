@@ -88,9 +88,9 @@ def assert_sound(conversation: Conversation) -> None:
     assert all(turn.content for turn in conversation.turns)
     assert {turn.role for turn in conversation.turns} <= {"system", "user", "assistant"}
     assert conversation.max_tokens is None or conversation.max_tokens > 0
-    assert 0 <= conversation.temperature <= 2
-    assert 0 < conversation.top_p <= 1
-    assert conversation.top_k >= 0
+    assert conversation.temperature is None or 0 <= conversation.temperature <= 2
+    assert conversation.top_p is None or 0 < conversation.top_p <= 1
+    assert conversation.top_k is None or conversation.top_k >= 0
     assert conversation.seed is None or 0 <= conversation.seed < 2**63
     assert all(conversation.stop)
     assert conversation.logprobs is None or 0 <= conversation.logprobs <= 20
@@ -99,9 +99,6 @@ def assert_sound(conversation: Conversation) -> None:
     Sampling(
         seed=conversation.seed or 0,
         max_tokens=conversation.max_tokens or 1,
-        temperature=conversation.temperature,
-        top_p=conversation.top_p,
-        top_k=conversation.top_k,
         stop=conversation.stop,
         logprobs=conversation.logprobs,
     )
@@ -151,6 +148,23 @@ def test_a_good_body_cut_or_damaged_is_parsed_or_refused(
     body = bytearray(json.dumps(GOOD[parser]).encode())
     body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
     try_parse(parser, bytes(body[: data.draw(st.integers(0, len(body)))]))
+
+
+@pytest.mark.parametrize("parser", PARSERS[:3])
+@pytest.mark.parametrize("name", ["temperature", "top_p", "top_k"])
+def test_what_the_client_leaves_out_is_left_to_the_model(parser: Parser, name: str) -> None:
+    def said(**changes: object) -> object:
+        return getattr(parser(json.dumps(GOOD[parser] | changes).encode()), name)
+
+    assert said() is None
+    assert said(**{name: None}) is None
+    assert said(**{name: 1}) == 1
+
+
+@pytest.mark.parametrize("parser", PARSERS[:3])
+def test_greedy_and_off_are_said_and_not_left_out(parser: Parser) -> None:
+    conversation = parser(json.dumps(GOOD[parser] | {"temperature": 0, "top_k": 0}).encode())
+    assert (conversation.temperature, conversation.top_k) == (0.0, 0)
 
 
 @given(text=st.text(min_size=1).filter(str.strip))
