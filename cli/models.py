@@ -54,7 +54,9 @@ def run_list(arguments: argparse.Namespace, _environ: Mapping[str, str]) -> int:
     return 0
 
 
-def pull_with_progress(spec: str, root: Path, output: Output, *, dtype: ComputeDtype = DTYPE) -> Manifest:
+def pull_with_progress(
+    spec: str, root: Path, output: Output, *, dtype: ComputeDtype = DTYPE
+) -> Manifest:
     """Pull, unless the store has it, with a bar. Raises ArtifactError."""
     with output.progress() as bar:
         task = bar.add_task("model", total=None)
