@@ -60,7 +60,7 @@ class TwinTenant:
         self.client.hset(self.keys[3], field, version)
 
     def admit(self, asked: Admit, now_ms: int) -> Any:
-        expected = check_versions(self.versions, asked)
+        expected: Any = check_versions(self.versions, asked)
         if expected is None:
             expected = admit(self.pure, asked, now_ms, self.rules)
         limits = asked.limits
@@ -134,7 +134,7 @@ class TwinTenant:
         held = {
             name.decode(): int(score)
             for name, score in self.client.zrange(self.keys[1], 0, -1, withscores=True)
-            if score > pure.now_ms
+            if int(score) > pure.now_ms
         }
         assert held == {name: one.expires_ms for name, one in pure.held.items()}
         for name, one in pure.held.items():
@@ -216,7 +216,7 @@ class TwinPool:
         self.client.flushall()
         self.pure = Pool(self.rules)
 
-    def _run(self, script: Script, now_ms: int, *args: Any) -> Any:
+    def _run(self, script: Script, now_ms: int | str, *args: Any) -> Any:
         return msgspec.msgpack.decode(run(self.client, script, self.keys, now_ms, *args))
 
     def _compare(self, epoch: str, grants: Any, gateway: str) -> None:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 import redis
 from hypothesis import HealthCheck, given, settings
@@ -13,7 +14,7 @@ from core.limits import LimitRules
 from core.placement import PlacementRules
 from core.prefix_index import PrefixRules
 from core.protocol import Load
-from core.tickets import CacheVersions, Limits, Placed, Renew, ReplicaView
+from core.tickets import CacheVersions, Dropped, Limits, Placed, Queued, Renew, ReplicaView
 from tests.support.dispatch_worlds import TwinPool, TwinTenant, an_admit, an_arm
 
 pytestmark = pytest.mark.services
@@ -280,3 +281,19 @@ def test_a_pool_and_its_scripts_agree(client, history, warm):
     for step_ms, command in history:
         story.now_ms += step_ms
         story.tell(command)
+
+
+def test_a_full_queue_and_its_script_agree(client):
+    story = PoolStory(TwinPool(client, POOL_RULES))
+    for i in range(POOL_RULES.queue.queue_max):
+        story.twins.arm(an_arm(f"t{i}", gateway="gw1"), START_MS)
+    assert story.twins.arm(an_arm("late", gateway="gw1"), START_MS) == Dropped(reason="queue_full")
+    assert isinstance(story.twins.arm(an_arm("back", at_head=True), START_MS), Queued)
+
+
+def test_the_server_s_clock_is_used_where_no_time_is_given(client):
+    twins = TwinPool(client, POOL_RULES)
+    arm = msgspec.msgpack.encode(an_arm("t1"))
+    epoch = twins._run(twins.scripts.arm, "", twins.pool, "gw", arm)[0]
+    seconds, _ = client.time()
+    assert abs(int(epoch.partition("-")[0]) - seconds * 1000) < 5_000

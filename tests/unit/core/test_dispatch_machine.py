@@ -207,7 +207,8 @@ class PoolMachine(RuleBasedStateMachine):
         for replica in self.pool.replicas.values():
             account = (replica.open, replica.open_blocks, replica.unreported_blocks)
             assert account == (0, 0, 0)
-        assert self.pool.tickets == self.pool.owned == self.pool.granted == {}
+        for left in (self.pool.tickets, self.pool.owned, self.pool.granted):
+            assert not left
         assert len(self.pool.queue) == len(self.pool.unacked) == 0
 
 
