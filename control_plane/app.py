@@ -9,6 +9,7 @@ from litestar.datastructures import State
 from litestar.di import Provide
 from litestar.enums import ScopeType
 from litestar.openapi import OpenAPIConfig
+from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from control_plane import auth, errors
@@ -96,7 +97,9 @@ def create_app(settings: ControlPlaneSettings) -> Litestar:
         before_request=check_body,
         middleware=[_counting(metrics)],
         request_max_body_size=settings.body_bytes_max,
-        openapi_config=OpenAPIConfig(title="Headworks control plane", version="1"),
+        openapi_config=OpenAPIConfig(
+            title="Headworks control plane", version="1", render_plugins=[JsonRenderPlugin()]
+        ),
         logging_config=None,
     )
 

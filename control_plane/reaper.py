@@ -17,7 +17,7 @@ from store import fleet
 from store.fleet import SilentReplica
 
 ROUNDS_IN_SILENCE = 5
-BATCH_MAX = 100
+BATCH_MAX = 200  # asked within a round, even when none of them answers
 
 _log = logging.getLogger(__name__)
 

@@ -18,7 +18,6 @@ class ControlPlaneSettings(msgspec.Struct, frozen=True, kw_only=True):
     internal_secret: str
     key_pepper: str
     admin_token: str
-    region: str = "local"
     log_level: str = "INFO"
     control_plane_host: str = "127.0.0.1"
     control_plane_port: int = 8001

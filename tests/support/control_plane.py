@@ -3,7 +3,7 @@
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import msgspec
@@ -76,7 +76,8 @@ async def running(settings: ControlPlaneSettings) -> AsyncIterator[ControlPlane]
     # Not Litestar's test client: it runs the application in a loop of its own, and a test
     # that looks into the pool behind it would wait for ever.
     app = create_app(settings)
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    # Litestar's callable is typed more narrowly than httpx's.
+    transport = httpx.ASGITransport(cast("Any", app), raise_app_exceptions=False)
     async with (
         app.lifespan(),
         httpx.AsyncClient(transport=transport, base_url="http://control-plane") as client,

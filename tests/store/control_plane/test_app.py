@@ -38,14 +38,14 @@ BAD_HEADERS = {
 }
 
 
-@pytest.mark.parametrize("kind", BAD_HEADERS)
-async def test_every_admin_endpoint_asks_for_the_admin_token_first(plane, kind):
+async def test_every_admin_endpoint_asks_for_the_admin_token_first(plane):
     endpoints = admin_endpoints()
     assert len(endpoints) >= 24
-    for method, path in endpoints:
-        # Not even the shape of a body is told to a stranger.
-        answer = await plane.client.request(method, path, content=b"{", headers=BAD_HEADERS[kind])
-        assert_refused(answer, 401, "invalid_api_key")
+    for headers in BAD_HEADERS.values():
+        for method, path in endpoints:
+            # Not even the shape of a body is told to a stranger.
+            answer = await plane.client.request(method, path, content=b"{", headers=headers)
+            assert_refused(answer, 401, "invalid_api_key")
 
 
 async def test_the_scheme_is_read_in_any_case(plane):
@@ -53,10 +53,10 @@ async def test_the_scheme_is_read_in_any_case(plane):
     assert (await plane.client.get("/admin/tenants", headers=headers)).status_code == 200
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b'{"name": "\\ud800"}', b"nul"])
-async def test_malformed_json_is_400(plane, body):
-    answer = await plane.client.post("/admin/tenants", content=body, headers=ADMIN)
-    assert_refused(answer, 400, "bad_request")
+async def test_malformed_json_is_400(plane):
+    for body in [b"", b"{", b"\xff", b'{"name": "\\ud800"}', b"nul"]:
+        answer = await plane.client.post("/admin/tenants", content=body, headers=ADMIN)
+        assert_refused(answer, 400, "bad_request")
 
 
 async def test_a_nul_is_refused_wherever_it_comes(plane):

@@ -93,20 +93,17 @@ async def test_an_older_life_is_fenced_off(plane, worker):
     assert (await row_of(plane, worker))["boot_id"] == second
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
+async def test_what_the_deployment_does_not_serve_is_refused_with_the_reason(plane, worker):
+    for changes, reason in [
         ({"version": "v2"}, "serves version v1, not v2"),
         ({"deployment": "none"}, "no deployment 'none'"),
         ({"region": "far"}, "is in region 'local'"),
-    ],
-)
-async def test_what_the_deployment_does_not_serve_is_refused_with_the_reason(
-    plane, worker, changes, reason
-):
-    answer = await plane.says("/register", a_register(replica_id=worker, boot_id=boot(), **changes))
-    assert_refused(answer, 409, "conflict")
-    assert reason in answer.json()["error"]["message"]
+    ]:
+        answer = await plane.says(
+            "/register", a_register(replica_id=worker, boot_id=boot(), **changes)
+        )
+        assert_refused(answer, 409, "conflict")
+        assert reason in answer.json()["error"]["message"]
 
 
 async def test_other_weights_under_a_known_name_do_not_replace_what_serves(plane, worker):
@@ -129,20 +126,17 @@ async def test_a_draining_deployment_is_told_with_the_beat(plane, worker):
     assert answer.json() == {"known": True, "drain": True}
 
 
-@pytest.mark.parametrize(
-    ("changes", "param"),
-    [
+async def test_an_impossible_registration_is_refused_by_its_field(plane, worker):
+    for changes, param in [
         ({"url": "nowhere"}, "url"),
         ({"replica_id": "a/b"}, "replica_id"),
         (
             {"capacity": Capacity(kv_blocks=2**40, block_tokens=1, context_tokens=1, sequences=1)},
             "capacity.kv_blocks",
         ),
-    ],
-)
-async def test_an_impossible_registration_is_refused_by_its_field(plane, worker, changes, param):
-    message = a_register(**({"replica_id": worker, "boot_id": boot()} | changes))
-    assert_refused(await plane.says("/register", message), 422, "unprocessable", param)
+    ]:
+        message = a_register(**({"replica_id": worker, "boot_id": boot()} | changes))
+        assert_refused(await plane.says("/register", message), 422, "unprocessable", param)
 
 
 async def test_an_impossible_beat_is_refused_by_its_field(plane, worker):
@@ -150,12 +144,14 @@ async def test_an_impossible_beat_is_refused_by_its_field(plane, worker):
     assert_refused(await plane.says("/beat", message), 422, "unprocessable", "running")
 
 
-@pytest.mark.parametrize("path", ["/register", "/beat", "/journal"])
-async def test_unknown_and_malformed_fleet_messages_are_refused(plane, path):
-    for body, status in (({"frobnicate": 1}, 422), ("{", 400), ("\xff", 400)):
-        content = body.encode("latin-1") if isinstance(body, str) else msgspec.json.encode(body)
-        answer = await plane.client.post(f"/fleet{path}", content=content, headers=worker_headers())
-        assert answer.status_code == status, answer.text
+async def test_unknown_and_malformed_fleet_messages_are_refused(plane):
+    for path in ["/register", "/beat", "/journal"]:
+        for body, status in (({"frobnicate": 1}, 422), ("{", 400), ("\xff", 400)):
+            content = body.encode("latin-1") if isinstance(body, str) else msgspec.json.encode(body)
+            answer = await plane.client.post(
+                f"/fleet{path}", content=content, headers=worker_headers()
+            )
+            assert answer.status_code == status, answer.text
 
 
 def signed(secret=SECRET, audience="control-plane", life_ms=60_000):
@@ -178,12 +174,12 @@ BAD_TOKENS = {
 }
 
 
-@pytest.mark.parametrize("kind", BAD_TOKENS)
-async def test_only_a_live_internal_token_for_us_opens_the_fleet_api(plane, kind):
-    for path in ("/register", "/beat", "/journal"):
-        headers = {"authorization": BAD_TOKENS[kind]()}
-        answer = await plane.client.post(f"/fleet{path}", json={}, headers=headers)
-        assert_refused(answer, 401, "invalid_api_key")
+async def test_only_a_live_internal_token_for_us_opens_the_fleet_api(plane):
+    for token in BAD_TOKENS.values():
+        for path in ("/register", "/beat", "/journal"):
+            headers = {"authorization": token()}
+            answer = await plane.client.post(f"/fleet{path}", json={}, headers=headers)
+            assert_refused(answer, 401, "invalid_api_key")
 
 
 # Journals.

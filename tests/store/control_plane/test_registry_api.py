@@ -61,18 +61,15 @@ async def test_content_under_another_hash_is_refused(plane):
     assert_refused(answer, 422, "unprocessable", "manifest.version")
 
 
-@pytest.mark.parametrize(
-    ("changes", "param"),
-    [
+async def test_what_is_not_a_manifest_is_refused_by_its_field(plane):
+    for changes, param in [
         ({"extra": 1}, "manifest.extra"),
         ({"format": "onnx"}, "manifest.format"),
         ({"files": "none"}, "manifest.files"),
         ({"context_tokens": "64"}, "manifest.context_tokens"),
-    ],
-)
-async def test_what_is_not_a_manifest_is_refused_by_its_field(plane, changes, param):
-    answer = await plane.admin("POST", "/models", {"manifest": a_manifest() | changes})
-    assert_refused(answer, 422, "unprocessable", param)
+    ]:
+        answer = await plane.admin("POST", "/models", {"manifest": a_manifest() | changes})
+        assert_refused(answer, 422, "unprocessable", param)
 
 
 async def test_a_model_has_one_family(plane):
@@ -122,21 +119,18 @@ async def test_a_deployment_is_made_once(plane):
     assert made in page["deployments"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "status", "param"),
-    [
+async def test_what_is_not_a_deployment_is_refused_by_its_field(plane):
+    for changes, status, param in [
         ({"version": "0"}, 404, "version"),
         ({"name": "no@where"}, 422, "name"),
         ({"name": ""}, 422, "name"),
         ({"region": "Not A Region"}, 422, "region"),
         ({"replicas": 3}, 422, "replicas"),
-    ],
-)
-async def test_what_is_not_a_deployment_is_refused_by_its_field(plane, changes, status, param):
-    model = await a_model(plane)
-    body = {"name": "x", "version": model["version"], "region": "local"} | changes
-    code = "not_found" if status == 404 else "unprocessable"
-    assert_refused(await plane.admin("POST", "/deployments", body), status, code, param)
+    ]:
+        model = await a_model(plane)
+        body = {"name": "x", "version": model["version"], "region": "local"} | changes
+        code = "not_found" if status == 404 else "unprocessable"
+        assert_refused(await plane.admin("POST", "/deployments", body), status, code, param)
 
 
 async def test_a_deployment_is_drained_and_its_replicas_hear_of_it(plane):
@@ -184,18 +178,15 @@ async def test_a_route_is_moved_in_one_write_and_served_when_priced(plane):
     assert_refused(await plane.admin("DELETE", f"/routes/{public}"), 404, "not_found")
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "param"),
-    [
+async def test_what_is_not_a_route_is_refused_by_its_field(plane):
+    for body, status, param in [
         ({"deployment": "none"}, 404, "deployment"),
         ({"deployment": "x", "weight": 5}, 422, "weight"),
         ({"deployment": "x", "max_output_tokens": -1}, 422, "max_output_tokens"),
         ({}, 422, "deployment"),
-    ],
-)
-async def test_what_is_not_a_route_is_refused_by_its_field(plane, body, status, param):
-    code = "not_found" if status == 404 else "unprocessable"
-    assert_refused(await plane.admin("PUT", "/routes/some", body), status, code, param)
+    ]:
+        code = "not_found" if status == 404 else "unprocessable"
+        assert_refused(await plane.admin("PUT", "/routes/some", body), status, code, param)
 
 
 async def test_a_public_name_has_a_shape(plane):
@@ -218,17 +209,14 @@ async def test_price_versions_are_added_and_never_replaced(plane):
     assert [price for price in listed if price["model"] == model] == [made, now]
 
 
-@pytest.mark.parametrize(
-    ("changes", "param"),
-    [
+async def test_what_is_not_a_price_is_refused_by_its_field(plane):
+    for changes, param in [
         ({"input_micro": -1}, "input_micro"),
         ({"output_micro": 0.5}, "output_micro"),
         ({"currency": "dollars"}, "currency"),
         ({"effective_ms": -1}, "effective_ms"),
         ({"id": "mine"}, "id"),
-    ],
-)
-async def test_what_is_not_a_price_is_refused_by_its_field(plane, changes, param):
-    body = {"model": "m", "input_micro": 1, "cached_input_micro": 1, "output_micro": 1}
-    answer = await plane.admin("POST", "/prices", body | changes)
-    assert_refused(answer, 422, "unprocessable", param)
+    ]:
+        body = {"model": "m", "input_micro": 1, "cached_input_micro": 1, "output_micro": 1}
+        answer = await plane.admin("POST", "/prices", body | changes)
+        assert_refused(answer, 422, "unprocessable", param)

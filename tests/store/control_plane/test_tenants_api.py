@@ -47,9 +47,8 @@ async def test_a_taken_name_is_refused_with_the_id_that_has_it(plane):
     assert answer.json()["error"]["existing_id"] == made["id"]
 
 
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
+async def test_what_is_not_a_tenant_is_refused_by_its_field(plane):
+    for body, param in [
         ({"name": "x", "frobnicate": 1}, "frobnicate"),
         ({"name": "x", "limits": {"frobnicate": 1}}, "limits.frobnicate"),
         ({"name": "x", "limits": {"concurrency": -1}}, "limits.concurrency"),
@@ -66,10 +65,8 @@ async def test_a_taken_name_is_refused_with_the_id_that_has_it(plane):
         ({"name": None}, "name"),
         ({}, "name"),
         ([], None),
-    ],
-)
-async def test_what_is_not_a_tenant_is_refused_by_its_field(plane, body, param):
-    assert_refused(await plane.admin("POST", "/tenants", body), 422, "unprocessable", param)
+    ]:
+        assert_refused(await plane.admin("POST", "/tenants", body), 422, "unprocessable", param)
 
 
 async def test_a_patch_changes_what_it_names_and_raises_the_version(plane):
@@ -114,10 +111,10 @@ async def test_tenants_come_in_pages(plane):
     assert names[:5] == [f"page {prefix} {n}" for n in range(5)]
 
 
-@pytest.mark.parametrize("limit", [0, 1001, "x"])
-async def test_a_list_is_bounded(plane, limit):
-    answer = await plane.admin("GET", "/tenants", limit=limit)
-    assert_refused(answer, 422, "unprocessable", "limit")
+async def test_a_list_is_bounded(plane):
+    for limit in [0, 1001, "x"]:
+        answer = await plane.admin("GET", "/tenants", limit=limit)
+        assert_refused(answer, 422, "unprocessable", "limit")
 
 
 async def test_a_key_is_shown_once_and_only_its_digest_is_kept(plane):
@@ -168,13 +165,11 @@ async def test_keys_of_nobody_are_not_found(plane):
     assert_refused(await plane.admin("DELETE", "/keys/key_0"), 404, "not_found")
 
 
-@pytest.mark.parametrize(
-    ("body", "param"), [({"name": "x", "id": "y"}, "id"), ({"name": ""}, "name"), ({}, "name")]
-)
-async def test_what_is_not_a_key_is_refused_by_its_field(plane, body, param):
-    tenant = await plane.made("/tenants", {"name": a_name()})
-    answer = await plane.admin("POST", f"/tenants/{tenant['id']}/keys", body)
-    assert_refused(answer, 422, "unprocessable", param)
+async def test_what_is_not_a_key_is_refused_by_its_field(plane):
+    for body, param in [({"name": "x", "id": "y"}, "id"), ({"name": ""}, "name"), ({}, "name")]:
+        tenant = await plane.made("/tenants", {"name": a_name()})
+        answer = await plane.admin("POST", f"/tenants/{tenant['id']}/keys", body)
+        assert_refused(answer, 422, "unprocessable", param)
 
 
 async def test_every_change_is_in_the_audit_log(plane):

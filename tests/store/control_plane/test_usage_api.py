@@ -68,8 +68,8 @@ async def test_what_is_not_there_is_an_empty_list(plane):
     assert len((await plane.admin("GET", "/usage", **both)).json()["usage"]) == 1
 
 
-@pytest.mark.parametrize("name", ["limit", "before_ms"])
-async def test_a_bad_bound_is_refused_by_its_name(plane, name):
-    for value in (-1, "x"):
-        answer = await plane.admin("GET", "/usage", **{name: value})
-        assert_refused(answer, 422, "unprocessable", name)
+async def test_a_bad_bound_is_refused_by_its_name(plane):
+    for name in ["limit", "before_ms"]:
+        for value in (-1, "x"):
+            answer = await plane.admin("GET", "/usage", **{name: value})
+            assert_refused(answer, 422, "unprocessable", name)

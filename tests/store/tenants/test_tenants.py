@@ -156,8 +156,7 @@ async def test_a_long_list_of_changes_comes_in_bounded_parts_without_a_gap(pg):
         since = await current_change(conn, "tenancy")
     made = [await make(pg) for _ in range(5)]
     keys = [(await make_key(pg, tenant.id, f"part {tenant.id}"))[0] for tenant in made]
-    seen_tenants: set[str] = set()
-    seen_keys: set[str] = set()
+    seen_tenants, seen_keys = set(), set()
     async with pg.connection() as conn:
         for _ in range(20):
             part = await tenants.changes_since(conn, since, limit=2)
