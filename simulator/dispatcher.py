@@ -51,10 +51,21 @@ class Dispatcher:
         self._pool_type = pool_type
         self.rules = rules or PoolRules()
         self.limit_rules = LimitRules()
+        self._skew_ms = 0
         self.touched = True  # since an invariant last looked
-        self.life = 0
+        self.life = 0  # rises when tickets may have been forgotten
         self.pool = pool_type(self.rules)
         self.buckets: dict[str, Buckets] = {}
+
+    @property
+    def now_ms(self) -> int:
+        """By the server's own clock."""
+        return self._clock.now_ms + self._skew_ms
+
+    def jump(self, skew_ms: int) -> None:
+        """Be so far off from now on. What a lease is worth then, nobody knows."""
+        self._skew_ms = skew_ms
+        self.life += 1
 
     def wipe(self) -> None:
         """Lose everything."""
@@ -67,25 +78,25 @@ class Dispatcher:
         """See `core.limits.admit`."""
         self.touched = True
         state = self._buckets(asked.tenant)
-        return admit(state, asked, self._clock.now_ms, self.limit_rules)
+        return admit(state, asked, self.now_ms, self.limit_rules)
 
     def charge(self, outputs: Outputs) -> bool:
         """Charge output of many tickets, and keep them held."""
         self.touched = True
         for tenant, totals in outputs.items():
-            charge(self._buckets(tenant), totals, self._clock.now_ms, self.limit_rules)
+            charge(self._buckets(tenant), totals, self.now_ms, self.limit_rules)
         return True
 
     def arm(self, arm: Arm) -> ArmReply:
         """See `core.dispatch.Pool.arm`."""
         self.touched = True
-        outcome = self.pool.arm(arm, self._clock.now_ms)
+        outcome = self.pool.arm(arm, self.now_ms)
         return ArmReply(outcome, self._reply(arm.gateway))
 
     def renew(self, renew: Renew) -> Renewed:
         """See `core.dispatch.Pool.renew`."""
         self.touched = True
-        return self.pool.renew(renew, self._clock.now_ms)
+        return self.pool.renew(renew, self.now_ms)
 
     def finish_tenant(
         self, tenant: str, ticket: str, *, input_tokens: int, output_total: int
@@ -96,13 +107,13 @@ class Dispatcher:
             ticket,
             input_tokens=input_tokens,
             output_total=output_total,
-            now_ms=self._clock.now_ms,
+            now_ms=self.now_ms,
         )
         return True
 
     def cancel_tenant(self, tenant: str, ticket: str) -> bool:
         """See `core.limits.cancel`."""
-        cancel(self._buckets(tenant), ticket, self._clock.now_ms)
+        cancel(self._buckets(tenant), ticket, self.now_ms)
         return True
 
     def finish_pool(
@@ -121,14 +132,14 @@ class Dispatcher:
             input_tokens=input_tokens,
             output_tokens=output_tokens,
             prefix_hashes=prefix_hashes,
-            now_ms=self._clock.now_ms,
+            now_ms=self.now_ms,
         )
         return self._reply(gateway)
 
     def cancel_pool(self, gateway: str, ticket: str) -> PoolReply:
         """See `core.dispatch.Pool.cancel`."""
         self.touched = True
-        self.pool.cancel(ticket, self._clock.now_ms)
+        self.pool.cancel(ticket, self.now_ms)
         return self._reply(gateway)
 
     def ping(self) -> bool:
@@ -138,7 +149,7 @@ class Dispatcher:
     def let_lapse(self) -> None:
         """Drop tickets whose lease has passed, as the next call about each tenant would."""
         for state in self.buckets.values():
-            charge(state, (), self._clock.now_ms, self.limit_rules)
+            charge(state, (), self.now_ms, self.limit_rules)
 
     def held(self, tenant: str) -> int:
         """Tickets that count against the tenant's concurrency."""

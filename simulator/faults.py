@@ -1,8 +1,8 @@
 """What goes wrong, when, and to whom: drawn from the seed, until the calm.
 
 Steady faults are weather; the others strike at random moments and are made good after a
-while. Invariant: from the calm on nothing goes wrong any more, so that what is not at rest a
-while later never will be.
+while, which is sometimes longer than all that waits for it. Invariant: once it is calm nothing
+goes wrong any more, so that what is not at rest a while later never will be.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,8 @@ from simulator.network import Network
 STRIKE_GAP_MS = 400  # mean, for each kind and each other kind beside it
 STRIKE_GAP_MIN_MS = 1_000
 OUTAGE_MS = (200, 6_000)
-RESTART_MS = (100, 3_000)
+LONG_OUTAGE_MS = (8_000, 16_000)  # longer than a lease and a grace
+LONG_CHANCE = 0.1
 
 Cure = Callable[[], None]
 
@@ -36,12 +37,12 @@ class Fault(StrEnum):
     WIPE = "wipe"  # Valkey loses its memory
     VALKEY = "valkey"  # is away, and comes back without memory
     POSTGRES = "postgres"  # is away
+    CLOCK = "clock"  # Valkey's jumps, and jumps back
     CONTROL_PLANE = "control_plane"  # is away
 
 
 ALL_FAULTS = tuple(Fault)
 STEADY_FAULTS = {Fault.LOSS, Fault.DELAY, Fault.REPEAT, Fault.CUT, Fault.STEP}
-_RESTARTS = {Fault.GATEWAY, Fault.WORKER, Fault.POWER}
 
 
 class Targets(Protocol):
@@ -73,13 +74,18 @@ class Injector:
         self._targets = targets
         self._dice = dice
         self._calm_ms = calm_ms
-        self._cures: list[Cure] = []
+        self._uncured = 0
         self._darken(faults)
         striking = [fault for fault in faults if fault not in STEADY_FAULTS]
         self._gap_ms = max(STRIKE_GAP_MIN_MS, STRIKE_GAP_MS * len(striking))
         for fault in striking:
             self._plan(fault)
-        clock.at(calm_ms, "the calm", self._calm)
+        clock.at(calm_ms, "the calm", lambda: self._darken(()))
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether nothing goes wrong any more."""
+        return self._uncured == 0 and self._clock.now_ms >= self._calm_ms
 
     def _darken(self, faults: tuple[Fault, ...]) -> None:
         weather = self._network.weather
@@ -100,17 +106,11 @@ class Injector:
         if cure is None:
             return
         self.strikes[fault] = self.strikes.get(fault, 0) + 1
-        self._cures.append(cure)
-        span = RESTART_MS if fault in _RESTARTS else OUTAGE_MS
-        self._clock.after(self._dice.randint(*span), f"cure {fault}", lambda: self._cure(cure))
+        self._uncured += 1
+        is_long = self._dice.random() < LONG_CHANCE
+        delay_ms = self._dice.randint(*(LONG_OUTAGE_MS if is_long else OUTAGE_MS))
+        self._clock.after(delay_ms, f"cure {fault}", lambda: self._cure(cure))
 
     def _cure(self, cure: Cure) -> None:
-        if cure in self._cures:
-            self._cures.remove(cure)
-            cure()
-
-    def _calm(self) -> None:
-        self._darken(())
-        cures, self._cures = self._cures, []
-        for cure in cures:
-            cure()
+        self._uncured -= 1
+        cure()

@@ -11,7 +11,8 @@ from simulator.books import Books, Volume
 from simulator.control_plane import ControlPlane
 from simulator.dispatch_link import DispatchLink, TicketWatch
 from simulator.dispatcher import PoolType, Valkey
-from simulator.exchange import Exchange, ExchangeParts, Workers
+from simulator.exchange import Exchange, ExchangeParts
+from simulator.generation import Workers
 from simulator.network import Network
 from simulator.orders import Order, Orders
 from simulator.tasks import Process, sleep

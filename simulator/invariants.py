@@ -126,9 +126,8 @@ class Invariants:
 
     # At rest.
 
-    def at_rest(self, dead_gateways: set[str]) -> None:
+    def at_rest(self, facts: RestFacts) -> None:
         """Judge everything."""
-        facts = RestFacts(book=self._bank.book, dead_gateways=dead_gateways)
         for order in self._orders.all.values():
             _require_none(order.request_id, order_problems(order, facts))
         _require_none("bank", self._bank_rules.problems())

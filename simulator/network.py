@@ -127,6 +127,10 @@ class Network:
             return self._dice.randint(*SPIKE_MS)
         return self._dice.randint(*LATENCY_MS)
 
+    def roll(self, most: int) -> int:
+        """From 0 to `most`."""
+        return self._dice.randint(0, most)
+
     def happens(self, chance: float) -> bool:
         """Roll."""
         return chance > 0 and self._dice.random() < chance
@@ -166,11 +170,14 @@ class Stream:
         network = self._network
         if self._is_broken:
             return
-        if network.happens(network.weather.cut):
-            self.break_off(server_notices=network.happens(0.5))
-            return
+        is_cut = network.happens(network.weather.cut)
+        if is_cut:
+            # Where it breaks has nothing to do with where a batch ends.
+            frames, last = frames[: network.roll(len(frames))], False
         names = " ".join(type(frame).__name__ for frame in frames)
         self._send_down(f"{self.name} {names}", lambda: self._arrive(list(frames), last=last))
+        if is_cut:
+            self.break_off(server_notices=network.happens(0.5))
 
     def break_off(self, *, server_notices: bool, client_notices: bool = True) -> None:
         """The connection is gone; who does not notice goes on waiting or sending."""

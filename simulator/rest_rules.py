@@ -4,11 +4,14 @@ import msgspec
 
 from core.ledger import Book, Row
 from core.money import EndCause
-from simulator.exchange import ABORT_MS, OVERDUE_GRACE_MS
+from simulator.exchange import OVERDUE_GRACE_MS
+from simulator.generation import ABORT_MS
 from simulator.orders import Order
 
 # After its deadline and the grace, a request hears its abort out and tells its client.
 LATE_MS = OVERDUE_GRACE_MS + 2 * ABORT_MS
+
+PATIENCE_MS = 10_000  # when nothing goes wrong
 
 
 class RestFacts(msgspec.Struct, frozen=True):
@@ -16,12 +19,13 @@ class RestFacts(msgspec.Struct, frozen=True):
 
     book: Book
     dead_gateways: set[str]
+    all_went_well: bool  # no fault was let loose
 
 
 def order_problems(order: Order, facts: RestFacts) -> list[str]:
     """All that is wrong with it."""
     row = facts.book.rows.get(order.request_id)
-    found = _ending_problems(order) + _answer_problems(order)
+    found = _ending_problems(order, facts) + _answer_problems(order)
     if row is None:
         if order.produced:
             found.append(f"{order.produced} tokens were produced for a request never reserved")
@@ -29,11 +33,13 @@ def order_problems(order: Order, facts: RestFacts) -> list[str]:
     return found + _row_problems(order, row, facts) + _meter_problems(order, row)
 
 
-def _ending_problems(order: Order) -> list[str]:
+def _ending_problems(order: Order, facts: RestFacts) -> list[str]:
     if not order.over:
         return ["starves"]
     if order.ended_ms > order.deadline_ms + LATE_MS:
         return [f"ended {order.ended_ms - order.deadline_ms} ms after its deadline"]
+    if facts.all_went_well and order.ended_ms > order.arrived_ms + PATIENCE_MS:
+        return [f"took {order.ended_ms - order.arrived_ms} ms though all went well"]
     return []
 
 

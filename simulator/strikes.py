@@ -7,6 +7,8 @@ from simulator.cast import Cast
 from simulator.faults import Cure, Fault
 from simulator.tasks import Process
 
+JUMP_MS = 8_000  # forward it ends every lease, backward it stands still so long
+
 Strike = Callable[[Random], Cure | None]
 
 
@@ -26,6 +28,7 @@ class Strikes:
                 cast.control_plane, cast.control_plane.restart
             ),
             Fault.PARTITION: self._cut_off,
+            Fault.CLOCK: self._jump,
         }
 
     def strike(self, fault: Fault, dice: Random) -> Cure | None:
@@ -53,6 +56,11 @@ class Strikes:
     def _wipe(self, _: Random) -> Cure:
         self._cast.valkey.dispatcher.wipe()
         return _nothing
+
+    def _jump(self, dice: Random) -> Cure:
+        dispatcher = self._cast.valkey.dispatcher
+        dispatcher.jump(dice.randint(-JUMP_MS, JUMP_MS))
+        return lambda: dispatcher.jump(0)
 
     def _cut_off(self, dice: Random) -> Cure:
         cast = self._cast

@@ -6,16 +6,18 @@ Invariant: a run is a function of its `WorldConfig`.
 from simulator.cast import Cast
 from simulator.clock import START_MS, Clock
 from simulator.config import CONTEXT_TOKENS, Seeded, WorldConfig
-from simulator.faults import Injector
+from simulator.faults import Fault, Injector
 from simulator.history import History
 from simulator.invariants import InvariantError
 from simulator.orders import Orders
 from simulator.report import Report, SimulationError, ends_of, refusals_of
-from simulator.strikes import Strikes
+from simulator.rest_rules import RestFacts
+from simulator.strikes import JUMP_MS, Strikes
 from simulator.tenant import Crowd
 
 STORM_MS = 6_000  # faults strike so long
 QUIET_MS = 13_000  # a lease, a grace, and some
+CLOCK_QUIET_MS = QUIET_MS + JUMP_MS  # a clock that jumped back first stands still
 REST_LATEST_MS = 120_000  # after the calm; longer is never
 TAIL_EVENTS = 60
 
@@ -57,7 +59,7 @@ class World:
             while self._events < self.config.events_max and not self._is_at_rest():
                 self._step()
             if self._events < self.config.events_max:
-                self.cast.invariants.at_rest(self.cast.dead_gateways)
+                self.cast.invariants.at_rest(self._facts())
         except Exception as error:
             raise self._failure(error) from error
         finally:
@@ -73,19 +75,27 @@ class World:
 
     def _is_at_rest(self) -> bool:
         now_ms = self.clock.now_ms
-        if self._crowd.left or self.orders.open or now_ms < self._calm_ms:
+        if self._crowd.left or self.orders.open or not self._injector.is_calm:
             if now_ms > self._calm_ms + REST_LATEST_MS:
                 raise InvariantError(f"starve: {', '.join(self.orders.open)}")
             return False
         if self._over_since_ms is None:
             self._over_since_ms = now_ms
         quiet_ms = now_ms - self._over_since_ms
-        if quiet_ms < QUIET_MS:
+        if quiet_ms < (CLOCK_QUIET_MS if Fault.CLOCK in self.config.faults else QUIET_MS):
             return False
         unsaid = self.cast.unsaid()
         if unsaid and quiet_ms > REST_LATEST_MS:
             raise InvariantError(f"never said: {unsaid}")
         return not unsaid
+
+    def _facts(self) -> RestFacts:
+        cast = self.cast
+        return RestFacts(
+            book=cast.bank.book,
+            dead_gateways=cast.dead_gateways,
+            all_went_well=not self.config.faults,
+        )
 
     def _failure(self, error: Exception) -> SimulationError:
         config = self.config
