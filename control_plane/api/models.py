@@ -47,33 +47,15 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
 async def register_model(
     services: NamedDependency[Services], data: JSONBody[RegisterModel]
 ) -> Response[ModelVersion]:
-    """201; 200 when the very same content is registered already; 409 when the family differs."""
+    """201; 200 when this very content is registered, under whatever name; 409 for a new family."""
     manifest = data.manifest
     check_manifest(manifest)
     async with services.postgres.transaction() as conn:
-        family = await registry.model_family(conn, manifest.name)
-        if family is not None and family != manifest.family:
-            raise refuse(
-                Code.CONFLICT,
-                f"model {manifest.name!r} is of family {family!r}",
-                param="manifest.family",
-            )
-        is_new = await registry.register_version(
-            conn,
-            version=manifest.version,
-            model=manifest.name,
-            family=manifest.family,
-            context_tokens=manifest.context_tokens,
-            state=data.state,
-            manifest=msgspec.to_builtins(manifest),
-        )
-        if is_new:
-            detail = {"model": manifest.name, "source": manifest.source, "state": data.state}
-            await record(
-                conn, actor=ADMIN, action="model.register", subject=manifest.version, detail=detail
-            )
-        version = await _found(conn, manifest.version)
-    return Response(version, status_code=201 if is_new else 200)
+        known = await registry.model_version(conn, manifest.version)
+        if known is not None:
+            return Response(known, status_code=200)
+        version = await _register(conn, manifest, data.state)
+    return Response(version, status_code=201)
 
 
 @get("/models")
@@ -125,6 +107,27 @@ def check_manifest(manifest: Manifest) -> None:
 
 def _unsound(message: str, param: str) -> RefusedError:
     return refuse(Code.UNPROCESSABLE, message, param=param)
+
+
+async def _register(conn: Connection, manifest: Manifest, state: VersionState) -> ModelVersion:
+    family = await registry.model_family(conn, manifest.name)
+    if family is not None and family != manifest.family:
+        message = f"model {manifest.name!r} is of family {family!r}"
+        raise refuse(Code.CONFLICT, message, param="manifest.family")
+    await registry.register_version(
+        conn,
+        version=manifest.version,
+        model=manifest.name,
+        family=manifest.family,
+        context_tokens=manifest.context_tokens,
+        state=state,
+        manifest=msgspec.to_builtins(manifest),
+    )
+    detail = {"model": manifest.name, "source": manifest.source, "state": state}
+    await record(
+        conn, actor=ADMIN, action="model.register", subject=manifest.version, detail=detail
+    )
+    return await _found(conn, manifest.version)
 
 
 async def _found(conn: Connection, version: str) -> ModelVersion:

@@ -55,6 +55,13 @@ async def test_a_model_is_registered_once_however_often_it_is_sent(plane):
     assert listed == {"models": [made], "after": None}
 
 
+async def test_the_same_content_under_another_name_is_the_version_it_was(plane):
+    made = await a_model(plane)
+    renamed = made["manifest"] | {"name": "another-name", "source": "elsewhere"}
+    answer = await plane.admin("POST", "/models", {"manifest": renamed})
+    assert (answer.status_code, answer.json()) == (200, made)
+
+
 async def test_content_under_another_hash_is_refused(plane):
     manifest = a_manifest() | {"weight_dtype": "q8_0"}
     answer = await plane.admin("POST", "/models", {"manifest": manifest})
