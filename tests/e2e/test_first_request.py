@@ -11,6 +11,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
 QUESTION = "What is the capital of France?"
 ASK = [{"role": "user", "content": QUESTION}]
+# The SDK no longer has the parameter; the API does.
+GREEDY = {"temperature": 0}
 
 
 @pytest.fixture
@@ -51,7 +53,7 @@ def test_openai_streams_paris(openai_client):
 
 def test_anthropic_answers_paris(anthropic_client):
     answer = anthropic_client.messages.create(
-        model=MODEL, messages=ASK, max_tokens=64, temperature=0
+        model=MODEL, messages=ASK, max_tokens=64, extra_body=GREEDY
     )
     assert "Paris" in answer.content[0].text
     assert answer.stop_reason == "end_turn"
@@ -60,7 +62,7 @@ def test_anthropic_answers_paris(anthropic_client):
 
 def test_anthropic_streams_paris(anthropic_client):
     with anthropic_client.messages.stream(
-        model=MODEL, messages=ASK, max_tokens=64, temperature=0
+        model=MODEL, messages=ASK, max_tokens=64, extra_body=GREEDY
     ) as stream:
         text = "".join(stream.text_stream)
         final = stream.get_final_message()
@@ -124,7 +126,7 @@ def test_a_stop_string_ends_the_answer_and_is_not_in_it(openai_client, anthropic
     assert "Paris" not in answer.choices[0].message.content
     assert answer.choices[0].finish_reason == "stop"
     message = anthropic_client.messages.create(
-        model=MODEL, messages=ASK, max_tokens=64, temperature=0, stop_sequences=["Paris"]
+        model=MODEL, messages=ASK, max_tokens=64, stop_sequences=["Paris"], extra_body=GREEDY
     )
     assert message.stop_reason == "stop_sequence"
     assert message.stop_sequence == "Paris"
