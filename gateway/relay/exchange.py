@@ -290,7 +290,7 @@ class Exchange:
 
     def _tell_end(self, outcome: Outcome) -> None:
         generation = self._generation
-        if outcome.refusal is None and generation is not None:
+        if outcome.whole and generation is not None:
             self.channel.end(Done(usage=generation.usage), generation.untold_tokens)
         else:
             self.channel.end(Broke(refusal=outcome.refusal or FAULT))

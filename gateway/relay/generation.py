@@ -68,10 +68,15 @@ class GenerationLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How a request ended. Without a refusal its answer is whole."""
+    """How a request ended. An answer that is not whole is told with the refusal, if any."""
 
     cause: EndCause
     refusal: Refusal | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether the client has been told all there is."""
+        return self.cause in {EndCause.COMPLETE, EndCause.LENGTH, EndCause.FILTERED}
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,7 +182,8 @@ class Generation:
         except (TimeoutError, CutError, ConnectFailedError, WorkerRefusedError) as error:
             facts = {"request_id": self.job.request_id, "error": repr(error)}
             _log.warning("an aborted attempt did not end in time", extra={"facts": facts})
-        self._end(attempt, attempt.usage)
+        if not attempt.ended:
+            self._end(attempt, attempt.usage)
         await aborting
 
     @property

@@ -38,7 +38,7 @@ async def test_a_whole_answer_is_told_and_settled(world: World, caller: Caller, 
     assert row.cause is EndCause.COMPLETE
     assert row.metered_output_tokens == row.delivered_tokens == 5
     assert row.metered_prompt_tokens == row.prompt_tokens > 0
-    assert row.billed_micro >= 0
+    assert row.billed_micro == row.prompt_tokens + 4 * 5
     assert row.queue_ms is not None
     assert row.first_token_ms is not None
     assert row.inter_token_ms is not None
@@ -136,6 +136,7 @@ async def test_cached_tokens_are_told_and_billed_less(world: World, caller: Call
     assert response.json()["usage"]["cache_read_input_tokens"] == 4
     rows = await world.settled(caller, 2)
     assert [row.metered_cached_tokens for row in rows] == [4, 4]
+    assert rows[0].billed_micro == rows[0].prompt_tokens - 2 + 4 * 5
 
 
 async def test_openai_sdk(world: World, caller: Caller) -> None:

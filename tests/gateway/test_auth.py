@@ -28,7 +28,7 @@ def a_tenant(**changes: object) -> Tenant:
         "disabled": False,
         "version": 1,
     }
-    return Tenant(**(fields | changes))  # type: ignore[arg-type]
+    return Tenant(**(fields | changes))
 
 
 def a_key(**changes: object) -> KeyRecord:
@@ -39,7 +39,7 @@ def a_key(**changes: object) -> KeyRecord:
         "revoked": False,
         "version": 2,
     }
-    return KeyRecord(**(fields | changes))  # type: ignore[arg-type]
+    return KeyRecord(**(fields | changes))
 
 
 class MemoryKeys:

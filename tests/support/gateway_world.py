@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 
 from artifacts.manifest import Manifest
@@ -14,6 +15,7 @@ from artifacts.pull import pull
 from artifacts.store import ModelStore
 from core.fleet import Capacity, Register, ReplicaState
 from core.ids import ENTROPY_BYTES, KeyId, key_id
+from core.money import Price
 from core.tenancy import KEY_ENTROPY_BYTES, key_digest, mint_key, public_part
 from core.tickets import Limits
 from gateway.server import Server, make_server
@@ -22,8 +24,9 @@ from store import registry, tenants
 from store.dispatch import audit
 from store.fleet import put_replica
 from store.postgres import Postgres
+from store.prices import ListedPrice, seed_prices
 from store.usage import UsageRow, usage_page
-from tests.support.registry import a_new_tenant, a_price, open_postgres
+from tests.support.registry import a_new_tenant, open_postgres
 from tests.support.scripted_worker import ScriptedWorker
 from tests.support.tiny_llama import TinyLlama, write_hf
 
@@ -33,6 +36,10 @@ MODEL = "tiny"
 CONTEXT = 512
 DEPLOYMENT = "tiny-a"
 POOL = "tiny-a@local"
+# One micro-unit for a prompt token, half of one if cached, four for an output token.
+PRICE = Price(
+    id="tiny-1", input_micro=1_000_000, cached_input_micro=500_000, output_micro=4_000_000
+)
 SOON_S = 8.0
 
 
@@ -136,6 +143,18 @@ class World:
         await until(lambda: not server._gateway.reasons() or not self.workers)
         return server
 
+    async def warm_up(self) -> None:
+        """A dispatcher with an empty memory waits a second for what others may hold."""
+        caller = await self.add_caller()
+        async with httpx.AsyncClient(base_url=self.url, timeout=30) as client:
+            headers = {"authorization": f"Bearer {caller.key}"}
+            body = {"model": MODEL, "prompt": "Hello", "max_tokens": 1}
+            answer = await client.post("/v1/completions", json=body, headers=headers)
+        assert answer.status_code == 200, answer.text
+        for worker in self.workers:
+            worker.requests.clear()
+            worker.journal.clear()
+
     async def stop_gateway(self) -> None:
         server, task = self.servers.pop()
         server.stop()
@@ -217,6 +236,7 @@ async def a_world(
         for _ in range(workers):
             await world.add_worker()
         await world.start_gateway()
+        await world.warm_up()
         try:
             yield world
         finally:
@@ -237,7 +257,7 @@ async def _register_model(conn: Any, manifest: Manifest) -> None:
         state=registry.VersionState.READY,
         manifest={"name": MODEL},
     )
-    await a_price(conn, MODEL)
+    await seed_prices(conn, [ListedPrice(model=MODEL, effective_ms=0, price=PRICE)])
     await registry.create_deployment(
         conn, name=DEPLOYMENT, version=manifest.version, region="local"
     )

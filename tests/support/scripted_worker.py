@@ -86,7 +86,7 @@ class Run:
         await self.send(
             self.worker.load(),
             Finished(
-                cause=cause,  # type: ignore[arg-type]
+                cause=cause,
                 usage=self.usage,
                 timings=Timings(queue_ms=1.0, prefill_ms=2.0, decode_ms=3.0),
                 journal_seq=1,
