@@ -169,10 +169,10 @@ def test_every_request_has_one_settled_usage_row(stack, openai_client):
     (row,) = stack.usage(request_id=answer.headers["x-request-id"])
     usage = answer.parse().usage
     assert row["cause"] == "complete"
-    assert row["prompt_tokens"] == usage.prompt_tokens
-    assert row["output_tokens"] == usage.completion_tokens
+    assert row["metered_prompt_tokens"] == usage.prompt_tokens
+    assert row["metered_output_tokens"] == usage.completion_tokens
     assert row["delivered_tokens"] == usage.completion_tokens
-    cached = row["cached_tokens"]
+    cached = row["metered_cached_tokens"]
     exact = (usage.prompt_tokens - cached) * 100_000 + cached * 50_000
     exact += usage.completion_tokens * 400_000
     assert row["billed_micro"] == (exact + 500_000) // 1_000_000

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import psutil
+import psycopg
 
 from tests.support.services import free_port
 
@@ -100,6 +101,15 @@ class Stack:
             answer = admin.get("/admin/usage", params={"limit": 1000, **query})
             assert answer.status_code == 200, answer.text
             return list(answer.json()["usage"])
+
+    def journalled(self) -> dict[str, int]:
+        """Output tokens of each request by the workers' journals alone, from Postgres."""
+        with psycopg.connect(self.status["database_url"]) as connection:
+            rows = connection.execute(
+                "SELECT request_id, sum(output_tokens)::bigint FROM witnesses"
+                " WHERE source = 'journal' GROUP BY request_id"
+            )
+            return dict(rows.fetchall())
 
     def pid(self, process: str) -> int:
         return int(self.refresh()["processes"][process]["pid"])
