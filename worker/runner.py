@@ -33,8 +33,8 @@ class ModelRunner:
         self.block_tokens = block_tokens
         self._model = model
         shape = (config.num_layers, kv_blocks, 2, config.num_kv_heads, block_tokens)
-        # Pages of zeros take no memory until they are written to. And padding needs numbers:
-        # a share of zero makes nothing of whatever is there, unless that is not finite.
+        # Zeroed, so that the pool's memory is taken now and not in the middle of an answer, and
+        # because padding needs numbers: a share of zero of what is not finite is not zero.
         self._cache = torch.zeros(*shape, config.head_dim, dtype=model.dtype)
 
     @torch.inference_mode()
