@@ -82,7 +82,7 @@ class Authenticator:
         self._lookups: dict[bytes, asyncio.Task[Identity | None]] = {}
         self._cursor: int | None = None
         self._confirmed_s = float("-inf")
-        self._polls = 0
+        self._changed: dict[str, int] = {}  # versions polled while a look-up was under way
 
     async def authenticate(self, headers: Headers) -> Identity:
         """Raises RefusedError: 401 for a bad key, 403 for a disabled tenant, 503 if unsure."""
@@ -106,7 +106,6 @@ class Authenticator:
         self._cursor = changes.cursor
         self._confirmed_s = began_s
         if changes.keys or changes.tenants:
-            self._polls += 1
             self._replace(changes)
 
     @property
@@ -128,7 +127,7 @@ class Authenticator:
                 raise refuse(Code.UNAVAILABLE, "Too many unknown API keys are being looked up.")
             lookup = asyncio.create_task(self._read(digest))
             self._lookups[digest] = lookup
-            lookup.add_done_callback(lambda _: self._lookups.pop(digest, None))
+            lookup.add_done_callback(lambda _: self._looked_up(digest))
         try:
             # Shielded: callers share it, and one that leaves must not take it from the others.
             return await asyncio.shield(lookup)
@@ -137,14 +136,27 @@ class Authenticator:
                 Code.UNAVAILABLE, "API keys cannot be checked at the moment. Please retry."
             ) from error
 
+    def _looked_up(self, digest: bytes) -> None:
+        del self._lookups[digest]
+        if not self._lookups:
+            self._changed.clear()
+
     async def _read(self, digest: bytes) -> Identity | None:
-        polls = self._polls
         found = await self._source.key_by_digest(digest)
         identity = Identity(key=found[0], tenant=found[1]) if found is not None else None
-        # A change polled while we read may be newer than what we read: do not keep this.
-        if polls == self._polls:
+        if self._is_current(identity):
             self._keep(digest, _Entry(identity, self._clock_s()))
         return identity
+
+    def _is_current(self, identity: Identity | None) -> bool:
+        """Whether no change polled during the look-up is newer than what it read."""
+        if identity is None:
+            return not self._changed  # one of those may be this key, being made
+        key, tenant = identity.key, identity.tenant
+        return (
+            self._changed.get(key.id, 0) <= key.version
+            and self._changed.get(tenant.id, 0) <= tenant.version
+        )
 
     def _keep(self, digest: bytes, entry: _Entry) -> None:
         self._entries[digest] = entry
@@ -155,6 +167,9 @@ class Authenticator:
     def _replace(self, changes: TenancyChanges) -> None:
         keys = {key.id: key for key in changes.keys}
         tenants = {tenant.id: tenant for tenant in changes.tenants}
+        if self._lookups:
+            self._changed |= {key.id: key.version for key in changes.keys}
+            self._changed |= {tenant.id: tenant.version for tenant in changes.tenants}
         for digest, entry in list(self._entries.items()):
             if entry.identity is None:
                 del self._entries[digest]  # it may be one of the new ones

@@ -214,9 +214,10 @@ async def test_deaths_are_bounded(world: World, caller: Caller) -> None:
 
 @pytest.mark.parametrize("after", [None, 7])
 async def test_a_silent_worker_is_given_up(world: World, caller: Caller, after: int | None) -> None:
+    world.worker.default = answers(12)
     world.worker.script = [hangs(after=after)]
     response = await post(world, caller)
-    assert text_of(CHAT, response) == whole_text(5)
+    assert text_of(CHAT, response) == whole_text(12)
     await world.settled(caller, 1)
     await world.dispatcher_is_empty()
 
