@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 import msgspec
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     invariant,
@@ -16,7 +17,8 @@ from hypothesis.stateful import (
 )
 
 from core.ledger import Account, Book, Entry, Expire, Heard
-from core.metering import LedgerRefused, Reserve, Settle, TopUp, Witness
+from core.metering import LedgerRefused, Reserve, Reserved, Settle, TopUp, Witness
+from core.money import Price, charge_micro
 from core.protocol import Usage
 from store.accounts import account, set_hard_cap
 from store.ledger import BILLING_CAUSES, Ledger, NotReservedError
@@ -24,9 +26,9 @@ from store.ledger_audit import audit
 from store.postgres import Postgres, PostgresConfig
 from store.queries import load
 from store.usage import usage_of
-from tests.support.ledger_commands import PRICES
+from tests.support.ledger_commands import PRICES, a_reserve
 from tests.support.ledger_database import a_tenant
-from tests.support.ledger_strategies import HARD_CAPS, batches, caps, commands, requests
+from tests.support.ledger_strategies import HARD_CAPS, batches, caps, commands, requests, tenants
 
 pytestmark = pytest.mark.services
 
@@ -88,6 +90,20 @@ class AgreementMachine(RuleBasedStateMachine):
         order = endings + [n for n in order if n not in endings]
         expected = {n: say(self.book, batch[n]) for n in order}
         assert answers == [expected[n] for n in range(len(batch))]
+
+    @rule(tenant=tenants, amounts=st.lists(st.integers(0, 120), min_size=2, max_size=5))
+    def a_crowd_reserves(self, tenant: str, amounts: list[int]) -> None:
+        """New requests of one account, whose order decides which of them fit."""
+        crowd = tuple(
+            a_reserve(
+                f"{self.prefix}_{secrets.token_hex(6)}",
+                tenant_id=self.names[tenant],
+                amount_micro=amount,
+            )
+            for amount in amounts
+        )
+        answers = self.both.run(tell_all(self.both.ledger, crowd))
+        assert answers == [self.book.reserve(asked) for asked in crowd]
 
     @rule(request_id=requests)
     def the_sweeper_ends_one(self, request_id: str) -> None:
@@ -261,5 +277,86 @@ def test_the_sql_and_the_book_agree(postgres_url):
         report = both.run(read_audit(both.pg))
         # What was delivered is not drawn to agree with what was produced.
         assert report.violations == ()
+    finally:
+        both.close()
+
+
+async def sql_charges(pg: Postgres, price: Price, usages: list[Usage]) -> list[int]:
+    async with pg.connection() as conn:
+        cursor = await conn.execute(
+            "SELECT"
+            " ledger_charge(ROW (%s, '', '', %s, %s, %s, %s, 0, now())::prices, u.p, u.c, u.o)"
+            " FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[]) WITH ORDINALITY"
+            " AS u (p, c, o, n) ORDER BY u.n",
+            (
+                price.id,
+                price.input_micro,
+                price.cached_input_micro,
+                price.output_micro,
+                price.request_micro,
+                [usage.prompt_tokens for usage in usages],
+                [usage.cached_tokens for usage in usages],
+                [usage.output_tokens for usage in usages],
+            ),
+        )
+        return [charge for (charge,) in await cursor.fetchall()]
+
+
+@st.composite
+def prices(draw: st.DrawFn) -> Price:
+    # Half a million is where rounding turns; the largest is past what a bigint could multiply.
+    micro = st.one_of(st.just(500_000), st.just(499_999), st.integers(0, 10**13))
+    return Price(
+        id="p",
+        input_micro=draw(micro),
+        cached_input_micro=draw(micro),
+        output_micro=draw(micro),
+        request_micro=draw(st.integers(0, 10)),
+    )
+
+
+@st.composite
+def large_usages(draw: st.DrawFn) -> Usage:
+    prompt = draw(st.one_of(st.integers(0, 3), st.integers(0, 10**8)))
+    return Usage(
+        prompt_tokens=prompt,
+        cached_tokens=draw(st.integers(0, prompt)),
+        output_tokens=draw(st.one_of(st.integers(0, 3), st.integers(0, 10**8))),
+    )
+
+
+def test_both_charge_the_same_to_the_micro_unit(postgres_url):
+    both = Both(postgres_url)
+
+    @given(prices(), st.lists(large_usages(), min_size=1, max_size=20))
+    def charges_agree(price: Price, usages: list[Usage]) -> None:
+        expected = [charge_micro(price, usage) for usage in usages]
+        assert both.run(sql_charges(both.pg, price, usages)) == expected
+
+    try:
+        half = Price(id="p", input_micro=500_000, cached_input_micro=0, output_micro=0)
+        assert both.run(sql_charges(both.pg, half, [Usage(prompt_tokens=1)])) == [1]
+        charges_agree()
+    finally:
+        both.close()
+
+
+OTHER = {"stream": False, "service_class": "batch"}
+
+
+@pytest.mark.parametrize(
+    "field", [name for name in Reserve.__struct_fields__ if name != "request_id"]
+)
+def test_a_reserve_is_the_same_only_if_every_field_is(postgres_url, field):
+    both = Both(postgres_url)
+    try:
+        tenant = both.run(a_tenant(both.pg))
+        asked = a_reserve(f"{tenant}_1", tenant_id=tenant)
+        value = getattr(asked, field)
+        other = OTHER.get(field, value + 1 if isinstance(value, int) else f"{value}_other")
+        assert both.run(tell(both.ledger, asked)) == Reserved(reserved_micro=100)
+        changed = msgspec.structs.replace(asked, **{field: other})
+        assert both.run(tell(both.ledger, changed)) == LedgerRefused(reason="id_reused")
+        assert both.run(tell(both.ledger, asked)) == Reserved(reserved_micro=100)
     finally:
         both.close()
