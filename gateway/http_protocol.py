@@ -22,6 +22,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._in_head = True
         self._head_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
 
@@ -35,33 +36,25 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_head_timer()
         super().connection_lost(exc)
 
+    def data_received(self, data: bytes) -> None:
+        """The parser keeps what it has of a header to itself, so bytes are counted here."""
+        self._head_bytes = len(data) + (self._head_bytes if self._in_head else 0)
+        super().data_received(data)
+        if self._in_head and self._head_bytes > self.head_bytes_max:
+            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+
     def on_message_begin(self) -> None:
         """A request's first byte."""
         super().on_message_begin()
         self.scope["extensions"] = {CUT: {"cut": self.transport.abort}}
-        self._head_bytes = 0
+        self._in_head = True
         self._start_head_timer()
-
-    def on_url(self, url: bytes) -> None:
-        """Some of the request line."""
-        self._count_head(len(url))
-        super().on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """One header."""
-        self._count_head(len(name) + len(value))
-        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """The head is whole."""
+        self._in_head = False
         self._stop_head_timer()
         super().on_headers_complete()
-
-    def _count_head(self, size: int) -> None:
-        self._head_bytes += size
-        if self._head_bytes > self.head_bytes_max:
-            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
-            raise ValueError("the request's head is too large")
 
     def _start_head_timer(self) -> None:
         self._stop_head_timer()
