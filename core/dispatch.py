@@ -74,7 +74,7 @@ class Ticket(msgspec.Struct, kw_only=True):
 
 
 class Pool:
-    """The pure twin of the scripts `arm`, `renew`, `finish_pool` and `cancel_pool`."""
+    """The pure twin of the functions `arm`, `renew`, `finish_pool` and `cancel_pool`."""
 
     def __init__(self, rules: PoolRules | None = None) -> None:
         self.rules = rules or PoolRules()

@@ -42,7 +42,7 @@ from store.keys import wake_channel
 from store.local_dispatch import LocalDispatch
 from store.redis_client import RedisAwayError, RedisClient, RedisReplyError
 from store.remote_dispatch import RemoteDispatch
-from store.scripts import load_scripts
+from store.scripts import dispatch_functions
 from store.versions import push_versions
 
 __all__ = ["Dispatch", "DispatchAudit", "DispatchRules", "audit"]
@@ -76,17 +76,17 @@ class Dispatch:
         self._rules = rules or DispatchRules()
         self._gateway = gateway
         self._lives = 1
-        scripts = load_scripts(self._rules.pool, self._rules.limits)
+        functions = dispatch_functions(self._rules.pool, self._rules.limits)
         self._client = RedisClient(
             redis_url,
-            scripts=scripts.all(),
+            libraries=[functions.library],
             timeout_ms=self._rules.call_timeout_ms,
             in_flight_max=self._rules.in_flight_max,
             channels=lambda: (wake_channel(self._name),),
             on_message=self._wake,
             on_lost=self._go_local,
         )
-        self._remote = RemoteDispatch(self._client, scripts)
+        self._remote = RemoteDispatch(self._client, functions)
         self._local: LocalDispatch | None = None
         self._closing = False
         self._flights: dict[str, Flight] = {}

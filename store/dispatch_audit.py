@@ -13,7 +13,7 @@ from core.dispatch import PoolRules
 from core.limits import LimitRules
 from store.keys import POOL_PARTS, TENANT_PARTS, pool_keys, tenant_keys
 from store.redis_client import RedisAwayError, RedisClient
-from store.scripts import Script, load_scripts
+from store.scripts import Function, dispatch_functions
 
 SWEEPS_MAX = 1_000  # calls, for each pool
 SCAN_COUNT = 1_000
@@ -90,7 +90,7 @@ async def audit(redis_url: str, *, timeout_ms: int = 1_000) -> DispatchAudit:
 
 
 async def _audit(client: RedisClient) -> DispatchAudit:
-    sweep = load_scripts(PoolRules(), LimitRules()).cancel_pool
+    sweep = dispatch_functions(PoolRules(), LimitRules()).cancel_pool
     pools, problems = [], []
     for pool in await _names(client, "p", POOL_PARTS[0]):
         await _sweep(client, sweep, pool)
@@ -117,13 +117,13 @@ async def _names(client: RedisClient, tag: str, part: str) -> list[str]:
             return sorted(names)
 
 
-async def _sweep(client: RedisClient, script: Script, pool: str) -> None:
+async def _sweep(client: RedisClient, function: Function, pool: str) -> None:
     """A cancel of nothing lets go of what silent gateways left, a few tickets at a time."""
     keys = pool_keys(pool)
     owned, gateways = keys[POOL_PARTS.index("owned")], keys[POOL_PARTS.index("gateways")]
     before: tuple[object, object] | None = None
     for _ in range(SWEEPS_MAX):
-        await client.run(script, keys, "", pool, "audit", "")
+        await client.run(function, keys, "", pool, "audit", "")
         left = (await client.call(b"ZCARD", owned), await client.call(b"ZCARD", gateways))
         if left == before:
             return

@@ -1,4 +1,4 @@
-"""What the dispatcher's two homes have in common: Valkey's scripts, and this process's twins.
+"""What the dispatcher's two homes have in common: Valkey's functions, and this process's twins.
 
 Every call is made when the method is called, before anything is awaited, so that calls
 arrive in the order they were made. Each answer is awaited at most once.

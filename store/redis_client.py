@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import hiredis
 import msgspec
 
-from store.scripts import Script
+from store.scripts import Function, Library
 
 Part = bytes | str | int
 
@@ -26,6 +26,7 @@ BACKOFF_MAX_S = 1.0
 
 # Answers of a server that is up but cannot serve now.
 AWAY_CODES = frozenset({"LOADING", "MASTERDOWN", "CLUSTERDOWN", "READONLY", "OOM", "MISCONF"})
+FUNCTION_MISSING = "ERR Function not found"
 
 _NOTHING = object()
 _log = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ class RedisAwayError(Exception):
 
 
 class RedisReplyError(Exception):
-    """Valkey refused a call: a bug in a script, or in how it was called."""
+    """Valkey refused a call: a bug in a function, or in how it was called."""
 
 
 class RedisAddress(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +77,7 @@ def parse_address(url: str) -> RedisAddress:
 
 
 class RedisClient:
-    """Calls, scripts and wake-up messages over one connection that comes back by itself.
+    """Calls, functions and wake-up messages over one connection that comes back by itself.
 
     `on_lost` runs when a connection ends, before any of its callers hears; `on_message` gets
     each message of the channels that `channels` names at the moment of connecting.
@@ -86,7 +87,7 @@ class RedisClient:
         self,
         url: str,
         *,
-        scripts: Iterable[Script] = (),
+        libraries: Iterable[Library] = (),
         timeout_ms: int = 1_000,
         in_flight_max: int = 16_384,
         channels: Callable[[], tuple[bytes, ...]] = tuple,
@@ -94,7 +95,7 @@ class RedisClient:
         on_lost: Callable[[], None] = lambda: None,
     ) -> None:
         self._address = parse_address(url)
-        self._scripts = tuple(scripts)
+        self._libraries = tuple(libraries)
         self._timeout_s = timeout_ms / 1000
         self._in_flight_max = in_flight_max
         self._channels = channels
@@ -128,12 +129,12 @@ class RedisClient:
         """Send one command with this tick's write. Raises RedisAwayError, now or on await."""
         return self._sound_wire().send(parts)
 
-    def run(self, script: Script, keys: tuple[bytes, ...], *args: Part) -> "asyncio.Future[object]":
-        """Run a script, like `call`; one the server has forgotten is sent again as text."""
-        operands = (len(keys), *keys, *args)
-        return self._sound_wire().send(
-            (b"EVALSHA", script.sha, *operands), fallback=(b"EVAL", script.text, *operands)
-        )
+    def run(
+        self, function: Function, keys: tuple[bytes, ...], *args: Part
+    ) -> "asyncio.Future[object]":
+        """Call a function, like `call`; one the server has forgotten is loaded and called again."""
+        parts = (b"FCALL", function.name, len(keys), *keys, *args)
+        return self._sound_wire().send(parts, function.library)
 
     def _sound_wire(self) -> "_Wire":
         if self._wire is None:
@@ -159,7 +160,7 @@ class RedisClient:
             await asyncio.sleep(BACKOFF_FIRST_S)
 
     async def _connect(self) -> "_Wire":
-        """A connection that has said who it is, knows the scripts and listens."""
+        """A connection that has said who it is, has the functions loaded, and listens."""
         loop = asyncio.get_running_loop()
         address = self._address
 
@@ -193,8 +194,7 @@ class RedisClient:
         greeting: list[tuple[Part, ...]] = [hello]
         if address.database:
             greeting.append((b"SELECT", address.database))
-        greeting += [(b"SCRIPT", b"LOAD", script.text) for script in self._scripts]
-        return greeting
+        return greeting + [_load(library) for library in self._libraries]
 
     def _handle_lost(self, wire: "_Wire") -> None:
         if wire is self._wire:
@@ -229,15 +229,15 @@ class _Wire(asyncio.Protocol):
         self.closed: asyncio.Future[None] = loop.create_future()  # the socket is gone
 
     def send(
-        self, parts: tuple[Part, ...], fallback: tuple[Part, ...] = ()
+        self, parts: tuple[Part, ...], library: Library | None = None
     ) -> "asyncio.Future[object]":
-        """Queue a command for this tick's write, and what to send if it names a lost script."""
+        """Queue a command for this tick's write; `library` is what it may find missing."""
         if self._transport is None or self.lost.done():
             raise RedisAwayError(self._reason)
         if len(self._waiting) >= self._in_flight_max:
             raise RedisAwayError(f"{self._in_flight_max} calls are unanswered")
         answer: asyncio.Future[object] = self._loop.create_future()
-        self._queue(parts, _Call(answer, self._loop.time() + self._timeout_s, fallback))
+        self._queue(_Call(answer, self._due_s(), parts, library))
         return answer
 
     def listen(self, channels: tuple[bytes, ...]) -> None:
@@ -277,20 +277,23 @@ class _Wire(asyncio.Protocol):
         self._end()
         self.closed.set_result(None)
 
-    def _queue(self, parts: tuple[Part, ...], call: "_Call") -> None:
+    def _due_s(self) -> float:
+        return self._loop.time() + self._timeout_s
+
+    def _queue(self, call: "_Call") -> None:
         if not self._outgoing:
             self._loop.call_soon(self._flush)
-        self._outgoing.append(_pack(parts))
+        self._outgoing.append(_pack(call.parts))
         self._waiting.append(call)
         if self._watch is None:
             self._watch = self._loop.call_at(call.due_s, self._check)
 
     def _refuse(self, call: "_Call", message: str) -> None:
-        code = message.partition(" ")[0]
-        if code == "NOSCRIPT" and call.fallback:
-            again = _Call(call.answer, self._loop.time() + self._timeout_s, ())
-            self._queue(call.fallback, again)
-        elif code in AWAY_CODES:
+        if message == FUNCTION_MISSING and call.library is not None:
+            loaded: asyncio.Future[object] = self._loop.create_future()
+            self._queue(_Call(loaded, self._due_s(), _load(call.library), None))
+            self._queue(_Call(call.answer, self._due_s(), call.parts, None))
+        elif message.partition(" ")[0] in AWAY_CODES:
             _fail(call.answer, RedisAwayError(message))
             self.abort(message)
         else:
@@ -328,7 +331,12 @@ class _Call(NamedTuple):
 
     answer: "asyncio.Future[object]"
     due_s: float  # on the loop's clock
-    fallback: tuple[Part, ...]
+    parts: tuple[Part, ...]
+    library: Library | None
+
+
+def _load(library: Library) -> tuple[Part, ...]:
+    return (b"FUNCTION", b"LOAD", b"REPLACE", library.text)
 
 
 def _pack(parts: tuple[Part, ...]) -> bytes:

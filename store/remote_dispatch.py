@@ -1,4 +1,4 @@
-"""The dispatcher in Valkey, shared by every gateway: each call is one script, made atomically.
+"""The dispatcher in Valkey, shared by every gateway: each call is one function, run atomically.
 
 Only encoding and decoding: the rules are in `store/lua`, and in the pure twins in `core`.
 """
@@ -27,7 +27,7 @@ from core.tickets import (
 from store.dispatch_backend import ArmReply, PoolReply
 from store.keys import ROUTE_VERSIONS, pool_keys, tenant_keys
 from store.redis_client import RedisClient
-from store.scripts import Scripts
+from store.scripts import DispatchFunctions, Function
 
 T = TypeVar("T")
 
@@ -40,18 +40,18 @@ _decode = msgspec.msgpack.Decoder().decode
 class RemoteDispatch:
     """A `Backend`."""
 
-    def __init__(self, client: RedisClient, scripts: Scripts) -> None:
+    def __init__(self, client: RedisClient, functions: DispatchFunctions) -> None:
         self._client = client
-        self._scripts = scripts
+        self._functions = functions
         self._tenant_keys: dict[str, tuple[bytes, ...]] = {}
         self._pool_keys: dict[str, tuple[bytes, ...]] = {}
 
     def admit(self, asked: Admit) -> Awaitable[Admitted | LimitRefused | Stale]:
-        """Asks for the route's version beside the script: it lives in another slot."""
+        """Asks for the route's version beside the function: it lives in another slot."""
         route = self._client.call(b"HGET", ROUTE_VERSIONS, asked.model)
         limits, versions = asked.limits, asked.versions
         answer = self._client.run(
-            self._scripts.admit,
+            self._functions.admit,
             self._tenant(asked.tenant),
             "",
             asked.ticket,
@@ -69,29 +69,29 @@ class RemoteDispatch:
     def charge(self, tenant: str, outputs: tuple[tuple[str, int], ...]) -> Awaitable[None]:
         """See `Backend`."""
         pairs = [part for output in outputs for part in output]
-        return self._run_tenant(self._scripts.charge, tenant, *pairs)
+        return self._run_tenant(self._functions.charge, tenant, *pairs)
 
     def finish_tenant(
         self, tenant: str, ticket: str, *, input_tokens: int, output_total: int
     ) -> Awaitable[None]:
         """See `Backend`."""
-        script = self._scripts.finish_tenant
-        return self._run_tenant(script, tenant, ticket, input_tokens, output_total)
+        function = self._functions.finish_tenant
+        return self._run_tenant(function, tenant, ticket, input_tokens, output_total)
 
     def cancel_tenant(self, tenant: str, ticket: str) -> Awaitable[None]:
         """See `Backend`."""
-        return self._run_tenant(self._scripts.cancel_tenant, tenant, ticket)
+        return self._run_tenant(self._functions.cancel_tenant, tenant, ticket)
 
     def arm(self, arm: Arm) -> Awaitable[ArmReply]:
         """See `Backend`."""
         answer = self._client.run(
-            self._scripts.arm, self._pool(arm.pool), "", arm.pool, arm.gateway, _encode(arm)
+            self._functions.arm, self._pool(arm.pool), "", arm.pool, arm.gateway, _encode(arm)
         )
         return _Answer(answer, _read_arm)
 
     def renew(self, renew: Renew) -> Awaitable[Renewed]:
         """See `Backend`."""
-        answer = self._client.run(self._scripts.renew, self._pool(renew.pool), "", _encode(renew))
+        answer = self._client.run(self._functions.renew, self._pool(renew.pool), "", _encode(renew))
         return _Answer(answer, _read_renewed)
 
     def finish_pool(
@@ -106,7 +106,7 @@ class RemoteDispatch:
     ) -> Awaitable[PoolReply]:
         """See `Backend`."""
         answer = self._client.run(
-            self._scripts.finish_pool,
+            self._functions.finish_pool,
             self._pool(pool),
             "",
             pool,
@@ -121,7 +121,7 @@ class RemoteDispatch:
     def cancel_pool(self, pool: str, gateway: str, ticket: str) -> Awaitable[PoolReply]:
         """See `Backend`."""
         answer = self._client.run(
-            self._scripts.cancel_pool, self._pool(pool), "", pool, gateway, ticket
+            self._functions.cancel_pool, self._pool(pool), "", pool, gateway, ticket
         )
         return _Answer(answer, _read_pool)
 
@@ -139,10 +139,10 @@ class RemoteDispatch:
             await self.cancel_tenant(asked.tenant, asked.ticket)
         return Stale(route=True)
 
-    def _run_tenant(self, script: Any, tenant: str, *args: str | int) -> Awaitable[None]:
+    def _run_tenant(self, function: Function, tenant: str, *args: str | int) -> Awaitable[None]:
         # The versions are `admit`'s alone.
         keys = self._tenant(tenant)[:-1]
-        return _Answer(self._client.run(script, keys, "", *args), _nothing)
+        return _Answer(self._client.run(function, keys, "", *args), _nothing)
 
     def _tenant(self, tenant: str) -> tuple[bytes, ...]:
         return _cached(self._tenant_keys, tenant, tenant_keys)
@@ -180,17 +180,18 @@ def _nothing(_: Any) -> None:
 
 
 def _read_admit(reply: Any) -> Admitted | LimitRefused | Stale:
-    if reply[0] == b"stale":
-        return Stale(key=bool(reply[1]), tenant=bool(reply[2]))
-    status, reason, retry_after_ms, *numbers = reply
+    status, *told = _decode(reply)
+    if status == "stale":
+        return Stale(key=told[0], tenant=told[1])
+    reason, retry_after_ms, *numbers = told
     headroom = Headroom(
         requests=_remaining(numbers[0:3]),
         input_tokens=_remaining(numbers[3:6]),
         output_tokens=_remaining(numbers[6:9]),
     )
-    if status == b"admitted":
+    if status == "admitted":
         return Admitted(headroom=headroom)
-    return LimitRefused(reason=reason.decode(), retry_after_ms=retry_after_ms, headroom=headroom)
+    return LimitRefused(reason=reason, retry_after_ms=retry_after_ms, headroom=headroom)
 
 
 def _remaining(numbers: list[int]) -> Remaining:
@@ -242,4 +243,4 @@ def _read_outcome(outcome: Any) -> Placed | Queued | Dropped:
         case ["dropped", reason]:
             return Dropped(reason=reason)
         case _:
-            raise AssertionError(f"a script answered {outcome!r}")
+            raise AssertionError(f"a function answered {outcome!r}")

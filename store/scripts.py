@@ -1,7 +1,10 @@
-"""The Lua scripts of `store/lua`, each joined with the libraries it uses and with the rules.
+"""The Lua of `store/lua`, as function libraries that a server loads once and keeps.
 
-The rules are written into the text as a Lua table, from the same structs that the pure twins
-take: a bound cannot differ between the two.
+Functions and not scripts: a script builds its hundred closures anew at each call, which here
+costs four times what it then does (measured on Valkey 9.1: 72 of 112 µs; a function, 3 µs).
+The rules are written into the text from the same structs that the pure twins take, so that
+a bound cannot differ between the two. A library's name holds the digest of its text:
+gateways of different releases or rules each call their own.
 """
 
 import hashlib
@@ -15,71 +18,95 @@ from core.limits import DEBT_MAX, LIMIT_MAX, UNITS, LimitRules
 
 LUA = Path(__file__).parent / "lua"
 TENANT_SWEEP_MAX = 64  # forgotten tickets cleared away by one call; they no longer count before
+DIGEST_LENGTH = 12
 
-# Joined before the script, in this order.
-TENANT_LIBRARIES = ("buckets",)
-POOL_LIBRARIES = ("pool_state", "prefix_index", "placement", "fair_queue", "pool")
+# What the functions share, in the order in which they build on each other.
+LIBRARIES = ("clock", "buckets", "pool_state", "prefix_index", "placement", "fair_queue", "pool")
 
 
-class Script(msgspec.Struct, frozen=True):
-    """A script's whole text, and the digest by which the server knows it."""
+class Library(msgspec.Struct, frozen=True):
+    """A function library's name and its whole text."""
 
     name: str
     text: str
-    sha: bytes
 
 
-class Scripts(msgspec.Struct, frozen=True, kw_only=True):
-    """All of them, under one set of rules."""
+class Function(msgspec.Struct, frozen=True):
+    """A function by its name in the server, and the library to load where it is missing."""
 
-    admit: Script
-    charge: Script
-    finish_tenant: Script
-    cancel_tenant: Script
-    arm: Script
-    renew: Script
-    finish_pool: Script
-    cancel_pool: Script
-    raise_versions: Script
-
-    def all(self) -> tuple[Script, ...]:
-        """Each script, to load them into a server."""
-        return msgspec.structs.astuple(self)
+    name: bytes
+    library: Library
 
 
-def load_scripts(pool_rules: PoolRules, limit_rules: LimitRules) -> Scripts:
-    """The scripts under these rules."""
-    tenant = msgspec.to_builtins(limit_rules) | {
+class DispatchFunctions(msgspec.Struct, frozen=True, kw_only=True):
+    """Those of dispatch, under one set of rules."""
+
+    admit: Function
+    charge: Function
+    finish_tenant: Function
+    cancel_tenant: Function
+    arm: Function
+    renew: Function
+    finish_pool: Function
+    cancel_pool: Function
+
+    @property
+    def library(self) -> Library:
+        """The one that holds them all."""
+        return self.admit.library
+
+
+def dispatch_functions(pool_rules: PoolRules, limit_rules: LimitRules) -> DispatchFunctions:
+    """The functions under these rules."""
+    limits = msgspec.to_builtins(limit_rules) | {
         "units": UNITS,
         "limit_max": LIMIT_MAX,
         "debt_max": DEBT_MAX,
         "sweep_max": TENANT_SWEEP_MAX,
     }
-    pool = msgspec.to_builtins(pool_rules)
-    return Scripts(
-        admit=_script("admit", TENANT_LIBRARIES, tenant),
-        charge=_script("charge", TENANT_LIBRARIES, tenant),
-        finish_tenant=_script("finish_tenant", TENANT_LIBRARIES, tenant),
-        cancel_tenant=_script("cancel_tenant", TENANT_LIBRARIES, tenant),
-        arm=_script("arm", POOL_LIBRARIES, pool),
-        renew=_script("renew", POOL_LIBRARIES, pool),
-        finish_pool=_script("finish_pool", POOL_LIBRARIES, pool),
-        cancel_pool=_script("cancel_pool", POOL_LIBRARIES, pool),
-        raise_versions=version_script(),
+    names = (
+        "admit",
+        "charge",
+        "finish_tenant",
+        "cancel_tenant",
+        "arm",
+        "renew",
+        "finish_pool",
+        "cancel_pool",
     )
+    tables = {"LIMITS": limits, "RULES": msgspec.to_builtins(pool_rules)}
+    return DispatchFunctions(**_functions("dispatch", names, LIBRARIES, tables))
 
 
-def version_script() -> Script:
-    """The one script that knows no rules, for who does nothing but push versions."""
-    return _script("raise_versions", (), {})
+@cache
+def version_function() -> Function:
+    """`raise_versions`: it knows no rules, for who does nothing but push versions."""
+    return _functions("versions", ("raise_versions",), (), {})["raise_versions"]
 
 
-def _script(name: str, libraries: tuple[str, ...], rules: dict[str, object]) -> Script:
-    parts = [f"local RULES = {_table(rules)}"]
+def _functions(
+    label: str,
+    names: tuple[str, ...],
+    libraries: tuple[str, ...],
+    tables: dict[str, dict[str, object]],
+) -> dict[str, Function]:
+    parts = [f"local {name} = {_table(rules)}" for name, rules in tables.items()]
     parts += [_read(f"lib/{library}.lua") for library in libraries]
-    text = "\n".join([*parts, _read(f"{name}.lua")])
-    digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-    return Script(name, text, digest.encode())
+    # Each in a block of its own: what only one of them uses is its own affair.
+    parts += [f"do\n{_read(f'{name}.lua')}end" for name in names]
+    body = "\n".join(parts)
+    digest = hashlib.sha256(body.encode()).hexdigest()[:DIGEST_LENGTH]
+    prefix = f"hw_{digest}_"
+    register = (
+        "local function register(name, body)\n"
+        f"  redis.register_function('{prefix}' .. name, body)\n"
+        "end"
+    )
+    library = Library(
+        f"headworks_{label}_{digest}",
+        f"#!lua name=headworks_{label}_{digest}\n{register}\n{body}\n",
+    )
+    return {name: Function(f"{prefix}{name}".encode(), library) for name in names}
 
 
 def _table(rules: dict[str, object]) -> str:

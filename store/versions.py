@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from store.keys import ROUTE_VERSIONS, TENANT_PARTS, tenant_keys
 from store.redis_client import Part, RedisAwayError, RedisClient
-from store.scripts import version_script
+from store.scripts import version_function
 
 _VERSIONS = TENANT_PARTS.index("versions")
 
@@ -29,8 +29,8 @@ async def push_versions(
         pushes.setdefault(tenant_keys(tenant)[_VERSIONS], []).extend((f"key:{key}", version))
     for model, version in (routes or {}).items():
         pushes.setdefault(ROUTE_VERSIONS, []).extend((model, version))
-    script = version_script()
-    await asyncio.gather(*(client.run(script, (key,), *pairs) for key, pairs in pushes.items()))
+    function = version_function()
+    await asyncio.gather(*(client.run(function, (key,), *pairs) for key, pairs in pushes.items()))
 
 
 class VersionPublisher:

@@ -10,31 +10,20 @@
 --         6 requests_per_min, 7 input_tokens_per_min, 8 output_tokens_per_min, 9 concurrency
 --                     integers, 0 is unlimited
 --         10 input_tokens  integer, net of the expected prefix match
--- RETURNS {"stale", key 0|1, tenant 0|1}
+-- RETURNS msgpack array
+--         {"stale", key, tenant}                                  booleans
 --         {"admitted", "", 0, headroom…} | {"refused", reason, retry_after_ms, headroom…}
 --         headroom: limit, remaining, reset_ms of requests, input and output tokens
 
-local known = redis.call('HMGET', KEYS[4], 'key:' .. ARGV[3], 'tenant')
-local key_stale = tonumber(ARGV[4]) < tonumber(known[1] or 0)
-local tenant_stale = tonumber(ARGV[5]) < tonumber(known[2] or 0)
-if key_stale or tenant_stale then
-  return {'stale', key_stale and 1 or 0, tenant_stale and 1 or 0}
-end
-
-local ticket = ARGV[2]
-open_tenant(ARGV[1])
-set_limits(tonumber(ARGV[9]), {
-  requests = tonumber(ARGV[6]), input_tokens = tonumber(ARGV[7]), output_tokens = tonumber(ARGV[8]),
-})
+local REASONS = {'requests', 'input_tokens', 'output_tokens'}
 
 local function refusal(input_units)
-  local needs = {requests = RULES.units, input_tokens = input_units, output_tokens = RULES.units}
-  local reason, retry_after_ms = nil, 0
-  for _, name in ipairs(NAMES) do
-    local level = tenant.levels[name]
-    local wait = level and wait_ms(level, needs[name], tenant.limits[name]) or 0
+  local needs, reason, retry_after_ms = {LIMITS.units, input_units, LIMITS.units}, nil, 0
+  for i = REQUESTS, OUTPUT do
+    local level = tenant.levels[i]
+    local wait = level and wait_ms(level, needs[i], tenant.limits[i]) or 0
     if wait > 0 then
-      reason = reason or name
+      reason = reason or REASONS[i]
       retry_after_ms = math.max(retry_after_ms, wait)
     end
   end
@@ -42,26 +31,47 @@ local function refusal(input_units)
       and redis.call('ZCOUNT', HELD, '(' .. string.format('%.0f', tenant.now_ms), '+inf')
         >= tenant.concurrency then
     reason = reason or 'concurrency'
-    retry_after_ms = math.max(retry_after_ms, RULES.concurrency_retry_ms)
+    retry_after_ms = math.max(retry_after_ms, LIMITS.concurrency_retry_ms)
   end
   return reason, retry_after_ms
 end
 
-local held = find_held(ticket)
-local reason, retry_after_ms = nil, 0
-if not held then
-  local limit = tenant.limits.input_tokens
-  local input_units = limit > 0 and math.min(tonumber(ARGV[10]), limit) * RULES.units or 0
-  reason, retry_after_ms = refusal(input_units)
-  if not reason then
-    held = {
-      charged = true, requests = tenant.levels.requests and RULES.units or 0,
-      input_tokens = input_units, output_tokens = 0, output_total = 0,
-    }
-    refund('requests', -held.requests)
-    refund('input_tokens', -input_units)
+local function answer(reason, retry_after_ms)
+  local told = {reason and 'refused' or 'admitted', reason or '', retry_after_ms}
+  for i = REQUESTS, OUTPUT do
+    local level, limit = tenant.levels[i], tenant.limits[i]
+    told[3 * i + 1] = limit
+    told[3 * i + 2] = level and math.max(0, math.floor(level / LIMITS.units)) or 0
+    told[3 * i + 3] = level and wait_ms(level, limit * LIMITS.units, limit) or 0
   end
+  return cmsgpack.pack(told)
 end
-if held then touch(ticket, held) end
-close_tenant()
-return {reason and 'refused' or 'admitted', reason or '', retry_after_ms, unpack(headroom())}
+
+register('admit', function(keys, args)
+  local known = redis.call('HMGET', keys[4], 'key:' .. args[3], 'tenant')
+  local key_stale = tonumber(args[4]) < tonumber(known[1] or 0)
+  local tenant_stale = tonumber(args[5]) < tonumber(known[2] or 0)
+  if key_stale or tenant_stale then
+    return cmsgpack.pack({'stale', key_stale, tenant_stale})
+  end
+  local ticket = args[2]
+  open_tenant(keys, args[1])
+  set_limits(tonumber(args[9]), {tonumber(args[6]), tonumber(args[7]), tonumber(args[8])})
+  local held, reason, retry_after_ms = find_held(ticket), nil, 0
+  if not held then
+    local limit = tenant.limits[INPUT]
+    local input_units = limit > 0 and math.min(tonumber(args[10]), limit) * LIMITS.units or 0
+    reason, retry_after_ms = refusal(input_units)
+    if not reason then
+      held = {
+        charged = true, requests = tenant.levels[REQUESTS] and LIMITS.units or 0,
+        input_tokens = input_units, output_tokens = 0, output_total = 0,
+      }
+      refund(REQUESTS, -held.requests)
+      refund(INPUT, -input_units)
+    end
+  end
+  if held then touch(ticket, held) end
+  close_tenant()
+  return answer(reason, retry_after_ms)
+end)

@@ -10,11 +10,9 @@
 --                  {"queued", position, expected_wait_ms} | {"dropped", reason}
 --         grants: of the caller's other tickets, each {ticket, outcome}
 
-local gateway, arm = ARGV[3], cmsgpack.unpack(ARGV[4])
-
 local function answer(ticket)
   if ticket.state == 'queued' then
-    local position = position_in(ticket.service_class)
+    local position = position_in(RANKS[ticket.service_class])
     return {'queued', position, expected_wait_ms(position)}
   end
   local outcome = outcome_of(ticket)
@@ -23,7 +21,7 @@ local function answer(ticket)
 end
 
 -- The answer to a ticket already here, or nil when it starts again.
-local function rearm(known)
+local function rearm(known, arm)
   if known.state == 'queued' then
     dispatch(known.ticket)
     return answer(known)
@@ -42,21 +40,21 @@ local function rearm(known)
   return nil
 end
 
-local function refusal()
+local function refusal(arm)
   if arm.deadline_ms > 0 and arm.deadline_ms <= pool.now_ms then return 'expired' end
   local reason = hopeless(arm.kv_blocks)
   if reason then return reason end
-  local is_full = pool.counts[arm.service_class] >= RULES.queue.queue_max
+  local is_full = pool.counts[RANKS[arm.service_class]] >= RULES.queue.queue_max
   return is_full and not arm.at_head and 'queue_full' or nil
 end
 
-local function start(is_back)
-  local reason = refusal()
+local function start(arm, gateway, is_back)
+  local reason = refusal(arm)
   if reason then return {'dropped', reason} end
   local ticket = new_ticket(arm, gateway)
   if waiting_count() == 0 and is_open() then
-    enter_class(ticket.service_class, ticket.tenant)
-    leave_class(ticket.service_class, ticket.tenant)
+    enter_class(RANKS[ticket.service_class], ticket.tenant)
+    leave_class(RANKS[ticket.service_class], ticket.tenant)
     local able = candidates(ticket.kv_blocks, ticket.exclude)
     local replica = choose(able, ticket.kv_blocks, ticket.prefix_hashes, 0)
     if replica then
@@ -69,11 +67,14 @@ local function start(is_back)
   return answer(ticket)
 end
 
-begin(ARGV[1])
-if not heard(gateway) then pool.owing[gateway] = true end
-local known = find_ticket(arm.ticket)
-local outcome = known and rearm(known) or nil
-if not outcome then outcome = start(known ~= nil) end
-local reply = cmsgpack.pack({pool.epoch, outcome, grants_for(gateway)})
-close_pool(gateway, ARGV[2])
-return reply
+register('arm', function(keys, args)
+  local gateway, arm = args[3], cmsgpack.unpack(args[4])
+  begin(keys, args[1])
+  if not heard(gateway) then pool.owing[gateway] = true end
+  local known = find_ticket(arm.ticket)
+  local outcome = known and rearm(known, arm) or nil
+  if not outcome then outcome = start(arm, gateway, known ~= nil) end
+  local reply = cmsgpack.pack({pool.epoch, outcome, grants_for(gateway)})
+  close_pool(gateway, args[2])
+  return reply
+end)

@@ -8,13 +8,15 @@
 --         4 ticket   text
 -- RETURNS msgpack array: epoch, grants of the caller, each {ticket, outcome} as of `arm`
 
-begin(ARGV[1])
-local ticket = find_ticket(ARGV[4])
-if ticket then
-  refund_ticket(ticket)
-  forget(ticket)
-end
-dispatch('')
-local reply = cmsgpack.pack({pool.epoch, grants_for(ARGV[3])})
-close_pool(ARGV[3], ARGV[2])
-return reply
+register('cancel_pool', function(keys, args)
+  begin(keys, args[1])
+  local ticket = find_ticket(args[4])
+  if ticket then
+    refund_ticket(ticket)
+    forget(ticket)
+  end
+  dispatch('')
+  local reply = cmsgpack.pack({pool.epoch, grants_for(args[3])})
+  close_pool(args[3], args[2])
+  return reply
+end)

@@ -6,13 +6,15 @@
 --         2 ticket  text
 -- RETURNS 1 if the ticket was held, else 0
 
-open_tenant(ARGV[1])
-local held = find_held(ARGV[2])
-if held then
-  refund('requests', held.requests)
-  refund('input_tokens', held.input_tokens)
-  refund('output_tokens', held.output_tokens)
-  let_go(ARGV[2])
-end
-close_tenant()
-return held and 1 or 0
+register('cancel_tenant', function(keys, args)
+  open_tenant(keys, args[1])
+  local held = find_held(args[2])
+  if held then
+    refund(REQUESTS, held.requests)
+    refund(INPUT, held.input_tokens)
+    refund(OUTPUT, held.output_tokens)
+    let_go(args[2])
+  end
+  close_tenant()
+  return held and 1 or 0
+end)

@@ -7,18 +7,20 @@
 --         2, 3, …   pairs: ticket (text), output tokens so far (integer)
 -- RETURNS the number of pairs
 
-open_tenant(ARGV[1])
-for i = 2, #ARGV, 2 do
-  local ticket, total = ARGV[i], tonumber(ARGV[i + 1])
-  local held = find_held(ticket)
-  if held then
-    charge_output(held, total)
-  else
-    held = {
-      charged = false, requests = 0, input_tokens = 0, output_tokens = 0, output_total = total,
-    }
+register('charge', function(keys, args)
+  open_tenant(keys, args[1])
+  for i = 2, #args, 2 do
+    local ticket, total = args[i], tonumber(args[i + 1])
+    local held = find_held(ticket)
+    if held then
+      charge_output(held, total)
+    else
+      held = {
+        charged = false, requests = 0, input_tokens = 0, output_tokens = 0, output_total = total,
+      }
+    end
+    touch(ticket, held)
   end
-  touch(ticket, held)
-end
-close_tenant()
-return (#ARGV - 1) / 2
+  close_tenant()
+  return (#args - 1) / 2
+end)

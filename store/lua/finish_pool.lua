@@ -11,14 +11,16 @@
 --         7 prefix_hashes  msgpack array of text: what its replica has cached now
 -- RETURNS msgpack array: epoch, grants of the caller, each {ticket, outcome} as of `arm`
 
-begin(ARGV[1])
-local ticket = find_ticket(ARGV[4])
-if ticket then
-  if ticket.number > 0 then prefix_record(cmsgpack.unpack(ARGV[7]), ticket.number) end
-  charge_ticket(ticket, tonumber(ARGV[5]), tonumber(ARGV[6]))
-  forget(ticket)
-end
-dispatch('')
-local reply = cmsgpack.pack({pool.epoch, grants_for(ARGV[3])})
-close_pool(ARGV[3], ARGV[2])
-return reply
+register('finish_pool', function(keys, args)
+  begin(keys, args[1])
+  local ticket = find_ticket(args[4])
+  if ticket then
+    if ticket.number > 0 then prefix_record(cmsgpack.unpack(args[7]), ticket.number) end
+    charge_ticket(ticket, tonumber(args[5]), tonumber(args[6]))
+    forget(ticket)
+  end
+  dispatch('')
+  local reply = cmsgpack.pack({pool.epoch, grants_for(args[3])})
+  close_pool(args[3], args[2])
+  return reply
+end)

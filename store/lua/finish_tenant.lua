@@ -8,14 +8,16 @@
 --         4 output_total  integer, tokens produced
 -- RETURNS 1 if the ticket was held, else 0
 
-open_tenant(ARGV[1])
-local held = find_held(ARGV[2])
-if held then
-  charge_output(held, tonumber(ARGV[4]))
-  if held.charged then
-    refund('input_tokens', held.input_tokens - tonumber(ARGV[3]) * RULES.units)
+register('finish_tenant', function(keys, args)
+  open_tenant(keys, args[1])
+  local held = find_held(args[2])
+  if held then
+    charge_output(held, tonumber(args[4]))
+    if held.charged then
+      refund(INPUT, held.input_tokens - tonumber(args[3]) * LIMITS.units)
+    end
+    let_go(args[2])
   end
-  let_go(ARGV[2])
-end
-close_tenant()
-return held and 1 or 0
+  close_tenant()
+  return held and 1 or 0
+end)

@@ -4,12 +4,14 @@
 -- ARGV    pairs: field (text), version (integer)
 -- RETURNS how many rose
 
-local raised = 0
-for i = 1, #ARGV, 2 do
-  local known = tonumber(redis.call('HGET', KEYS[1], ARGV[i]) or 0)
-  if tonumber(ARGV[i + 1]) > known then
-    redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1])
-    raised = raised + 1
+register('raise_versions', function(keys, args)
+  local raised = 0
+  for i = 1, #args, 2 do
+    local known = tonumber(redis.call('HGET', keys[1], args[i]) or 0)
+    if tonumber(args[i + 1]) > known then
+      redis.call('HSET', keys[1], args[i], args[i + 1])
+      raised = raised + 1
+    end
   end
-end
-return raised
+  return raised
+end)

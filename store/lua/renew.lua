@@ -7,10 +7,8 @@
 -- RETURNS msgpack array: epoch, grants, reannounce (boolean), confirmed
 --         grants and confirmed: each {ticket, outcome}, outcome as `arm` returns it
 
-local renew = cmsgpack.unpack(ARGV[2])
-
 -- Whether the gateway must announce what it holds, because that was lost or let go.
-local function is_behind()
+local function is_behind(renew)
   local known = heard(renew.gateway)
   if renew.announces then
     pool.owing[renew.gateway] = nil
@@ -20,13 +18,12 @@ local function is_behind()
   return pool.owing[renew.gateway] == true
 end
 
-local function announce_all()
-  for _, view in ipairs(renew.replicas) do announce(view) end
+local function announce_all(views)
+  for _, view in ipairs(views) do announce(view) end
   for name, replica in pairs(all_replicas()) do
     local silent_ms = pool.now_ms - replica.seen_ms
     if replica.open == 0 and silent_ms > RULES.placement.replica_silent_ms then
-      replicas[name] = nil
-      redis.call('HDEL', K.replicas, name)
+      delete_replica(name)
     end
   end
   if next(replicas) ~= nil then
@@ -44,27 +41,27 @@ local function is_same(ticket, placed)
 end
 
 -- The same ticket in the same state, under its gateway's present name.
-local function take_over(ticket)
+local function take_over(ticket, gateway)
   untell(ticket)
   disown(ticket)
-  ticket.gateway = renew.gateway
+  ticket.gateway = gateway
   own(ticket)
   if ticket.state == 'granted' then ticket.state = 'placed' end
   change_ticket(ticket)
 end
 
 -- Takes a ticket as its gateway has it, which is how things really are.
-local function adopt(arm, placed)
+local function adopt(arm, placed, gateway)
   local known = find_ticket(arm.ticket)
-  if known and is_same(known, placed) then return take_over(known) end
+  if known and is_same(known, placed) then return take_over(known, gateway) end
   if known then
     refund_ticket(known)
     forget(known)
   end
-  local ticket = new_ticket(arm, renew.gateway)
+  local ticket = new_ticket(arm, gateway)
   if not placed then return enqueue(ticket, arm.at_head or known ~= nil) end
   ticket.state, ticket.placed = 'placed', placed
-  local replica = all_replicas()[placed.replica]
+  local replica = find_replica(placed.replica)
   if replica and replica.boot_id == placed.boot_id then
     hold(replica, ticket.ticket, placed.placement, ticket.kv_blocks)
     ticket.number = replica.number
@@ -72,25 +69,32 @@ local function adopt(arm, placed)
   charge_ticket(ticket, ticket.prompt_tokens, 0)
 end
 
-begin(ARGV[1])
-local behind = is_behind()
-announce_all()
-for _, pair in ipairs(renew.held) do adopt(pair[1], pair[2]) end
-local confirmed = {}
-for _, name in ipairs(renew.acks) do
-  confirmed[#confirmed + 1] = acknowledge(renew.gateway, name)
-end
-for _, output in ipairs(renew.outputs) do
-  local ticket = find_ticket(output[1])
-  if ticket and ticket.state == 'placed' and output[2] > ticket.output_tokens then
-    charge_ticket(ticket, ticket.input_tokens, output[2])
+local function charge_outputs(outputs)
+  for _, output in ipairs(outputs) do
+    local ticket = find_ticket(output[1])
+    if ticket and ticket.state == 'placed' and output[2] > ticket.output_tokens then
+      charge_ticket(ticket, ticket.input_tokens, output[2])
+    end
   end
 end
-for _, told in ipairs(renew.loads) do
-  local replica = all_replicas()[told[1]]
-  if replica then report(replica, told[2]) end
-end
-dispatch('')
-local reply = cmsgpack.pack({pool.epoch, grants_for(renew.gateway), behind, confirmed})
-close_pool(renew.gateway, renew.pool)
-return reply
+
+register('renew', function(keys, args)
+  local renew = cmsgpack.unpack(args[2])
+  begin(keys, args[1])
+  local behind = is_behind(renew)
+  announce_all(renew.replicas)
+  for _, pair in ipairs(renew.held) do adopt(pair[1], pair[2], renew.gateway) end
+  local confirmed = {}
+  for _, name in ipairs(renew.acks) do
+    confirmed[#confirmed + 1] = acknowledge(renew.gateway, name)
+  end
+  charge_outputs(renew.outputs)
+  for _, told in ipairs(renew.loads) do
+    local replica = find_replica(told[1])
+    if replica then report(replica, told[2]) end
+  end
+  dispatch('')
+  local reply = cmsgpack.pack({pool.epoch, grants_for(renew.gateway), behind, confirmed})
+  close_pool(renew.gateway, renew.pool)
+  return reply
+end)

@@ -1,4 +1,4 @@
-"""The dispatcher twice, as pure state machines and as scripts on a server, told the same.
+"""The dispatcher twice, as pure state machines and as functions on a server, told the same.
 
 `TwinTenant` and `TwinPool` run each command on both, and compare every answer and the whole
 state after it.
@@ -10,6 +10,7 @@ import msgspec
 import redis
 
 from core.dispatch import Pool, PoolRules
+from core.fair_queue import CLASSES
 from core.limits import Buckets, LimitRules, admit, cancel, charge, check_versions, finish
 from core.tickets import (
     Admit,
@@ -25,23 +26,26 @@ from core.tickets import (
     Stale,
 )
 from store.keys import POOL_PARTS, pool_keys, tenant_keys
-from store.scripts import Script, load_scripts
+from store.scripts import Function, dispatch_functions
 
-SCRIPTS_CACHE: dict[tuple[PoolRules, LimitRules], Any] = {}
+FUNCTIONS_CACHE: dict[tuple[PoolRules, LimitRules], Any] = {}
 
 
-def scripts_for(pool: PoolRules, limits: LimitRules) -> Any:
+def functions_for(pool: PoolRules, limits: LimitRules) -> Any:
     key = (pool, limits)
-    if key not in SCRIPTS_CACHE:
-        SCRIPTS_CACHE[key] = load_scripts(pool, limits)
-    return SCRIPTS_CACHE[key]
+    if key not in FUNCTIONS_CACHE:
+        FUNCTIONS_CACHE[key] = dispatch_functions(pool, limits)
+    return FUNCTIONS_CACHE[key]
 
 
-def run(client: redis.Redis, script: Script, keys: tuple[bytes, ...], *args: Any) -> Any:
+def run(client: redis.Redis, function: Function, keys: tuple[bytes, ...], *args: Any) -> Any:
     try:
-        return client.evalsha(script.sha.decode(), len(keys), *keys, *args)
-    except redis.exceptions.NoScriptError:
-        return client.eval(script.text, len(keys), *keys, *args)
+        return client.fcall(function.name.decode(), len(keys), *keys, *args)
+    except redis.exceptions.ResponseError as error:
+        if str(error) != "Function not found":
+            raise
+        client.function_load(function.library.text, replace=True)
+        return client.fcall(function.name.decode(), len(keys), *keys, *args)
 
 
 class TwinTenant:
@@ -50,7 +54,7 @@ class TwinTenant:
     def __init__(self, client: redis.Redis, rules: LimitRules, tenant: str = "ten") -> None:
         self.client, self.rules = client, rules
         self.keys = tenant_keys(tenant)
-        self.scripts = scripts_for(PoolRules(), rules)
+        self.functions = functions_for(PoolRules(), rules)
         self.pure = Buckets()
         self.versions: dict[str, int] = {}
         client.flushall()
@@ -66,7 +70,7 @@ class TwinTenant:
         limits = asked.limits
         reply = run(
             self.client,
-            self.scripts.admit,
+            self.functions.admit,
             self.keys,
             now_ms,
             asked.ticket,
@@ -79,7 +83,7 @@ class TwinTenant:
             limits.concurrency,
             asked.input_tokens,
         )
-        assert reply == self._flat(expected)
+        assert msgspec.msgpack.decode(reply) == self._flat(expected)
         if not isinstance(expected, Stale):
             self._compare()
         return expected
@@ -87,7 +91,7 @@ class TwinTenant:
     def charge(self, outputs: tuple[tuple[str, int], ...], now_ms: int) -> None:
         charge(self.pure, outputs, now_ms, self.rules)
         flat = [part for pair in outputs for part in pair]
-        run(self.client, self.scripts.charge, self.keys[:3], now_ms, *flat)
+        run(self.client, self.functions.charge, self.keys[:3], now_ms, *flat)
         self._compare()
 
     def finish(self, ticket: str, input_tokens: int, output_total: int, now_ms: int) -> None:
@@ -96,7 +100,7 @@ class TwinTenant:
         )
         run(
             self.client,
-            self.scripts.finish_tenant,
+            self.functions.finish_tenant,
             self.keys[:3],
             now_ms,
             ticket,
@@ -107,12 +111,12 @@ class TwinTenant:
 
     def cancel(self, ticket: str, now_ms: int) -> None:
         cancel(self.pure, ticket, now_ms)
-        run(self.client, self.scripts.cancel_tenant, self.keys[:3], now_ms, ticket)
+        run(self.client, self.functions.cancel_tenant, self.keys[:3], now_ms, ticket)
         self._compare()
 
     def _flat(self, answer: Any) -> list[Any]:
         if isinstance(answer, Stale):
-            return [b"stale", int(answer.key), int(answer.tenant)]
+            return ["stale", answer.key, answer.tenant]
         room = answer.headroom
         numbers = [
             number
@@ -120,17 +124,18 @@ class TwinTenant:
             for number in (part.limit, part.remaining, part.reset_ms)
         ]
         if isinstance(answer, Admitted):
-            return [b"admitted", b"", 0, *numbers]
-        return [b"refused", answer.reason.encode(), answer.retry_after_ms, *numbers]
+            return ["admitted", "", 0, *numbers]
+        return ["refused", answer.reason, answer.retry_after_ms, *numbers]
 
     def _compare(self) -> None:
-        levels = {k.decode(): int(v) for k, v in self.client.hgetall(self.keys[0]).items()}
-        pure = self.pure
-        expected = {"now_ms": pure.now_ms, **msgspec.to_builtins(pure.limits)}
-        for name in ("requests", "input_tokens", "output_tokens"):
-            if getattr(pure, name) is not None:
-                expected[name] = getattr(pure, name)
-        assert levels == expected
+        pure, limits = self.pure, self.pure.limits
+        levels = [pure.requests, pure.input_tokens, pure.output_tokens]
+        assert msgspec.msgpack.decode(self.client.get(self.keys[0])) == [
+            pure.now_ms,
+            limits.concurrency,
+            [limits.requests_per_min, limits.input_tokens_per_min, limits.output_tokens_per_min],
+            [False if level is None else level for level in levels],
+        ]
         held = {
             name.decode(): int(score)
             for name, score in self.client.zrange(self.keys[1], 0, -1, withscores=True)
@@ -138,14 +143,14 @@ class TwinTenant:
         }
         assert held == {name: one.expires_ms for name, one in pure.held.items()}
         for name, one in pure.held.items():
-            stored = self.client.hget(self.keys[2], name)
-            assert (
-                stored
-                == (
-                    f"{int(one.charged)}:{one.requests}:{one.input_tokens}"
-                    f":{one.output_tokens}:{one.output_total}"
-                ).encode()
-            )
+            stored = msgspec.msgpack.decode(self.client.hget(self.keys[2], name))
+            assert stored == [
+                one.charged,
+                one.requests,
+                one.input_tokens,
+                one.output_tokens,
+                one.output_total,
+            ]
 
 
 class TwinPool:
@@ -154,14 +159,14 @@ class TwinPool:
     def __init__(self, client: redis.Redis, rules: PoolRules, pool: str = "pool@local") -> None:
         self.client, self.rules, self.pool = client, rules, pool
         self.keys = pool_keys(pool)
-        self.scripts = scripts_for(rules, LimitRules())
+        self.functions = functions_for(rules, LimitRules())
         self.pure = Pool(rules)
         client.flushall()
 
     def arm(self, arm: Arm, now_ms: int) -> Placed | Queued | Dropped:
         expected = self.pure.arm(arm, now_ms)
         epoch, outcome, grants = self._run(
-            self.scripts.arm, now_ms, self.pool, arm.gateway, msgspec.msgpack.encode(arm)
+            self.functions.arm, now_ms, self.pool, arm.gateway, msgspec.msgpack.encode(arm)
         )
         assert outcome == flat(expected)
         self._compare(epoch, grants, arm.gateway)
@@ -170,7 +175,7 @@ class TwinPool:
     def renew(self, renew: Renew, now_ms: int) -> Any:
         expected = self.pure.renew(renew, now_ms)
         epoch, grants, reannounce, confirmed = self._run(
-            self.scripts.renew, now_ms, msgspec.msgpack.encode(renew)
+            self.functions.renew, now_ms, msgspec.msgpack.encode(renew)
         )
         assert reannounce == expected.reannounce
         assert confirmed == flat_grants(expected.confirmed)
@@ -196,7 +201,7 @@ class TwinPool:
             now_ms=now_ms,
         )
         epoch, grants = self._run(
-            self.scripts.finish_pool,
+            self.functions.finish_pool,
             now_ms,
             self.pool,
             gateway,
@@ -209,15 +214,15 @@ class TwinPool:
 
     def cancel(self, gateway: str, ticket: str, now_ms: int) -> None:
         self.pure.cancel(ticket, now_ms)
-        epoch, grants = self._run(self.scripts.cancel_pool, now_ms, self.pool, gateway, ticket)
+        epoch, grants = self._run(self.functions.cancel_pool, now_ms, self.pool, gateway, ticket)
         self._compare(epoch, grants, gateway)
 
     def lose_memory(self) -> None:
         self.client.flushall()
         self.pure = Pool(self.rules)
 
-    def _run(self, script: Script, now_ms: int | str, *args: Any) -> Any:
-        return msgspec.msgpack.decode(run(self.client, script, self.keys, now_ms, *args))
+    def _run(self, function: Function, now_ms: int | str, *args: Any) -> Any:
+        return msgspec.msgpack.decode(run(self.client, function, self.keys, now_ms, *args))
 
     def _compare(self, epoch: str, grants: Any, gateway: str) -> None:
         assert epoch == self.pure.epoch
@@ -292,6 +297,9 @@ def stored_pool(client: redis.Redis, keys: tuple[bytes, ...]) -> dict[str, Any]:
     key = dict(zip(POOL_PARTS, keys, strict=True))
     state = msgspec.msgpack.decode(client.get(key["state"]))
 
+    def by_class(numbers: list[int]) -> dict[str, int]:
+        return dict(zip(CLASSES, numbers, strict=True))
+
     def ranking(name: str) -> list[tuple[int, str]]:
         return [(int(s), m.decode()) for m, s in client.zrange(key[name], 0, -1, withscores=True)]
 
@@ -311,6 +319,10 @@ def stored_pool(client: redis.Redis, keys: tuple[bytes, ...]) -> dict[str, Any]:
         replica = msgspec.msgpack.decode(packed)
         replicas[name.decode()] = replica | {"unreported": unreported.pop(replica["number"], {})}
     assert not unreported, "unreported placements of no replica"
+    assert [state["granted"], state["unacked"]] == [
+        len(members("granted")),
+        len(ranking("unacked")),
+    ]
     owners = client.hgetall(key["prefixes"])
     return {
         "clock": [
@@ -318,9 +330,9 @@ def stored_pool(client: redis.Redis, keys: tuple[bytes, ...]) -> dict[str, Any]:
         ],
         "window": [state["window_start_ms"], state["window_count"], state["window_before"]],
         "owing": sorted(state["owing"]),
-        "counts": state["counts"],
-        "credits": state["credits"],
-        "floors": state["floors"],
+        "counts": by_class(state["counts"]),
+        "credits": by_class(state["credits"]),
+        "floors": by_class(state["floors"]),
         "base": state["base"],
         "counters": ranking("counters"),
         "waiting": {name: ranking(name) for name in ("interactive", "standard", "batch")},

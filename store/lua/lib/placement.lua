@@ -141,7 +141,7 @@ end
 
 -- A new life starts a new account; a view of an earlier life changes nothing.
 local function announce(view)
-  local known = all_replicas()[view.replica]
+  local known = find_replica(view.replica)
   if known and contains(known.retired, view.boot_id) then return end
   if known and view.boot_id == known.boot_id then
     known.url, known.ready = view.url, view.ready
@@ -165,6 +165,5 @@ local function announce(view)
     placed = known and known.placed or 0, report_seq = -1, reported = 0, reported_free = 0,
     open = 0, open_blocks = 0, unreported_blocks = 0,
   }
-  all_replicas()[view.replica] = replica
   change_replica(replica)
 end

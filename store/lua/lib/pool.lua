@@ -26,7 +26,7 @@ end
 -- The replica whose account holds the ticket, if that life still goes on.
 local function replica_of(ticket)
   if ticket.number == 0 then return nil end
-  local replica = all_replicas()[ticket.placed.replica]
+  local replica = find_replica(ticket.placed.replica)
   if replica and replica.number == ticket.number then return replica end
   return nil
 end
@@ -42,17 +42,18 @@ end
 -- Grants.
 
 local function tell(ticket)
-  redis.call('ZADD', K.granted, 0, owned_member(ticket))
+  pool.granted = pool.granted + redis.call('ZADD', K.granted, 0, owned_member(ticket))
   if ticket.state == 'granted' then
-    redis.call('ZADD', K.unacked, pool.now_ms + RULES.ack_ms, ticket.ticket)
+    local due_ms = pool.now_ms + RULES.ack_ms
+    pool.unacked = pool.unacked + redis.call('ZADD', K.unacked, due_ms, ticket.ticket)
   end
   woken[ticket.gateway] = true
 end
 
 local function untell(ticket)
   if ticket.state == 'granted' or ticket.state == 'dropped' then
-    redis.call('ZREM', K.granted, owned_member(ticket))
-    redis.call('ZREM', K.unacked, ticket.ticket)
+    pool.granted = pool.granted - redis.call('ZREM', K.granted, owned_member(ticket))
+    pool.unacked = pool.unacked - redis.call('ZREM', K.unacked, ticket.ticket)
   end
 end
 
@@ -66,6 +67,7 @@ end
 
 local function grants_for(gateway)
   local grants = {}
+  if pool.granted == 0 then return grants end
   for _, member in ipairs(beginning(K.granted, gateway, RULES.listed_max)) do
     local name = string.sub(member, #gateway + 2)
     grants[#grants + 1] = {name, outcome_of(find_ticket(name))}
@@ -194,7 +196,7 @@ local function drop(ticket, reason, own_name)
 end
 
 local function serve(ticket, replica, owed, own_name)
-  count_share(ticket.service_class, ticket.kv_blocks, owed)
+  count_share(RANKS[ticket.service_class], ticket.kv_blocks, owed)
   remove_ticket(ticket)
   local is_own = ticket.ticket == own_name
   place(ticket, replica, is_own and 'placed' or 'granted')
@@ -242,13 +244,18 @@ local function sweep(gateway)
   end
 end
 
-local function begin(now_arg)
-  open_pool(now_arg)
-  local due = redis.call('ZRANGE', K.unacked, '-inf', pool.now_ms, 'BYSCORE',
-    'LIMIT', 0, RULES.sweep_max)
-  for _, name in ipairs(due) do return_to_head(find_ticket(name)) end
-  local first = redis.call('ZRANGE', K.gateways, 0, 0, 'WITHSCORES')
-  if first[1] and tonumber(first[2]) <= pool.now_ms then sweep(first[1]) end
+local function begin(keys, now_arg)
+  open_pool(keys, now_arg)
+  if pool.unacked > 0 then
+    local due = redis.call('ZRANGE', K.unacked, '-inf', pool.now_ms, 'BYSCORE',
+      'LIMIT', 0, RULES.sweep_max)
+    for _, name in ipairs(due) do return_to_head(find_ticket(name)) end
+  end
+  if pool.lease_check_ms <= pool.now_ms then
+    local first = redis.call('ZRANGE', K.gateways, 0, 0, 'WITHSCORES')
+    pool.lease_check_ms = tonumber(first[2] or 0)
+    if first[1] and pool.lease_check_ms <= pool.now_ms then sweep(first[1]) end
+  end
 end
 
 -- Extends the gateway's lease; false when it had none.

@@ -19,56 +19,88 @@
 -- ARGV    none: the script hands over what it takes from them
 -- RETURNS nothing: it defines local functions for the script that follows
 
-local K = {
-  state = KEYS[1], replicas = KEYS[2], tickets = KEYS[3], owned = KEYS[4], gateways = KEYS[5],
-  granted = KEYS[6], unacked = KEYS[7], unreported = KEYS[8], fifo = KEYS[9],
-  waiting = {interactive = KEYS[10], standard = KEYS[11], batch = KEYS[12]},
-  counters = KEYS[13], prefixes = KEYS[14], recency = KEYS[15],
-}
-local CLASSES = {'interactive', 'standard', 'batch'} -- by rank
+local K -- the keys, by name
+local CLASSES = {'interactive', 'standard', 'batch'}
 local RANKS = {interactive = 1, standard = 2, batch = 3}
 
-local pool -- the state map
-local replicas -- by name, once any was needed
-local tickets, changed_tickets, changed_replicas = {}, {}, {}
-local woken = {} -- gateways with a new outcome to fetch
+local pool -- the state map; lists of three in it are by rank of class
+-- What this call has read, and what it will write back.
+local replicas, has_all_replicas, changed_replicas
+local tickets, changed_tickets
+local counters -- by tenant
+local owners -- of prefix hashes
+local woken -- gateways with a new outcome to fetch
 
-local function open_pool(now_arg)
-  local now_ms
-  if now_arg ~= '' then
-    now_ms = tonumber(now_arg)
-  else
-    local time = redis.call('TIME')
-    now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
-  end
+-- What the last call to each pool left unpacked. It holds as long as the stored state is, byte
+-- for byte, what that call wrote: every call writes another.
+local memos, memo_count = {}, 0
+local MEMOS_MAX = 64 -- pools
+
+local function open_pool(keys, now_arg)
+  K = {
+    state = keys[1], replicas = keys[2], tickets = keys[3], owned = keys[4], gateways = keys[5],
+    granted = keys[6], unacked = keys[7], unreported = keys[8], fifo = keys[9],
+    waiting = {keys[10], keys[11], keys[12]},
+    counters = keys[13], prefixes = keys[14], recency = keys[15],
+  }
+  replicas, has_all_replicas, changed_replicas = {}, false, {}
+  tickets, changed_tickets = {}, {}
+  counters, owners, woken = {}, {}, {}
+  local now_ms = time_ms(now_arg)
   local stored = redis.call('GET', K.state)
+  local memo = memos[K.state]
+  -- Taken out, so that a call that fails halfway leaves none.
+  if memo then memos[K.state], memo_count = nil, memo_count - 1 end
   if stored then
-    pool = cmsgpack.unpack(stored)
+    if memo and memo.stored == stored then
+      pool, replicas, has_all_replicas = memo.pool, memo.replicas, memo.has_all_replicas
+    else
+      pool = cmsgpack.unpack(stored)
+    end
     pool.now_ms = math.max(pool.now_ms, now_ms)
     return
   end
   -- With the state everything else lost its meaning.
-  redis.call('UNLINK', unpack(KEYS))
+  redis.call('UNLINK', unpack(keys))
   pool = {
     epoch = '', now_ms = now_ms, started_ms = 0, empty_since_ms = 0, numbers = 0,
     window_start_ms = 0, window_count = 0, window_before = 0, owing = {},
-    counts = {interactive = 0, standard = 0, batch = 0},
-    credits = {interactive = 0, standard = 0, batch = 0},
-    floors = {interactive = 0, standard = 0, batch = 0},
+    counts = {0, 0, 0}, credits = {0, 0, 0}, floors = {0, 0, 0},
     base = 0, first_order = 0, last_order = 0, touches = 0,
+    -- So that most calls need not look: sizes of two sets, and a time before which no lease ends.
+    granted = 0, unacked = 0, lease_check_ms = 0,
+    calls = 0,
   }
 end
 
+local function find_replica(name)
+  if replicas[name] == nil and not has_all_replicas then
+    local stored = redis.call('HGET', K.replicas, name)
+    replicas[name] = stored and cmsgpack.unpack(stored) or nil
+  end
+  return replicas[name]
+end
+
 local function all_replicas()
-  if not replicas then
-    replicas = {}
+  if not has_all_replicas then
     local found = redis.call('HGETALL', K.replicas)
-    for i = 1, #found, 2 do replicas[found[i]] = cmsgpack.unpack(found[i + 1]) end
+    for i = 1, #found, 2 do
+      replicas[found[i]] = replicas[found[i]] or cmsgpack.unpack(found[i + 1])
+    end
+    has_all_replicas = true
   end
   return replicas
 end
 
-local function change_replica(replica) changed_replicas[replica.replica] = replica end
+local function change_replica(replica)
+  replicas[replica.replica] = replica
+  changed_replicas[replica.replica] = replica
+end
+
+local function delete_replica(name)
+  replicas[name], changed_replicas[name] = nil, nil
+  redis.call('HDEL', K.replicas, name)
+end
 
 local function find_ticket(name)
   if tickets[name] == nil then
@@ -95,17 +127,26 @@ local function beginning(key, prefix, count)
     'LIMIT', 0, count)
 end
 
+local function save_state()
+  pool.calls = pool.calls + 1
+  local stored = cmsgpack.pack(pool)
+  redis.call('SET', K.state, stored)
+  memo_count = memo_count + 1
+  if memo_count > MEMOS_MAX then memos, memo_count = {}, 1 end
+  memos[K.state] = {
+    stored = stored, pool = pool, replicas = replicas, has_all_replicas = has_all_replicas,
+  }
+end
+
 -- Writes everything back, and tells other gateways that something waits for them.
 local function close_pool(caller, pool_name)
   for name, ticket in pairs(changed_tickets) do
     redis.call('HSET', K.tickets, name, cmsgpack.pack(ticket))
   end
   for name, replica in pairs(changed_replicas) do
-    if all_replicas()[name] == replica then
-      redis.call('HSET', K.replicas, name, cmsgpack.pack(replica))
-    end
+    redis.call('HSET', K.replicas, name, cmsgpack.pack(replica))
   end
-  if pool.epoch ~= '' then redis.call('SET', K.state, cmsgpack.pack(pool)) end
+  if pool.epoch ~= '' then save_state() end
   woken[caller] = nil
   for gateway in pairs(woken) do redis.call('PUBLISH', 'wake:' .. gateway, pool_name) end
 end

@@ -14,14 +14,16 @@ from store.redis_client import (
     RedisReplyError,
     parse_address,
 )
-from store.scripts import Script
+from store.scripts import Function, Library
 from tests.support.dispatchers import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
 
 
-def a_script(text: str) -> Script:
-    return Script("test", text, hashlib.sha1(text.encode()).hexdigest().encode())
+def a_function(body: str) -> Function:
+    name = f"hw_test_{hashlib.sha256(body.encode()).hexdigest()[:8]}"
+    code = f"redis.register_function('{name}', function(keys, args) {body} end)"
+    return Function(name.encode(), Library(name, f"#!lua name={name}\n{code}"))
 
 
 @contextlib.asynccontextmanager
@@ -84,20 +86,27 @@ async def test_a_caller_that_gives_up_loses_its_answer_and_nobody_elses(valkey_u
         assert (await first, await third) == (b"a", b"c")
 
 
-async def test_a_script_the_server_forgot_is_sent_again(valkey_url):
-    script = a_script("return {KEYS[1], ARGV[1]}")
-    async with connected(valkey_url, scripts=[script]) as client:
+async def test_a_function_the_server_forgot_is_loaded_again(valkey_url):
+    function = a_function("return {keys[1], args[1]}")
+    async with connected(valkey_url, libraries=[function.library]) as client:
+        assert await client.run(function, (b"k",), "u") == [b"k", b"u"]
         with redis.Redis.from_url(valkey_url) as admin:
-            assert admin.script_exists(script.sha.decode()) == [True]
-            admin.script_flush()
-        assert await client.run(script, (b"k",), "v") == [b"k", b"v"]
-        assert await client.run(script, (b"k",), "w") == [b"k", b"w"]
+            admin.function_flush()
+        both = [client.run(function, (b"k",), word) for word in ("v", "w")]
+        assert await asyncio.gather(*both) == [[b"k", b"v"], [b"k", b"w"]]
 
 
-async def test_an_error_in_a_script_is_no_absence(valkey_url):
+async def test_a_function_that_cannot_be_loaded_is_a_refusal(valkey_url):
+    broken = Function(b"hw_test_none", Library("none", "no library at all"))
     async with connected(valkey_url) as client:
         with pytest.raises(RedisReplyError):
-            await client.run(a_script("return redis.call('GET')"), ())
+            await client.run(broken, ())
+
+
+async def test_an_error_in_a_function_is_no_absence(valkey_url):
+    async with connected(valkey_url) as client:
+        with pytest.raises(RedisReplyError):
+            await client.run(a_function("return redis.call('GET')"), ())
         assert await client.call(b"PING") == b"PONG"
 
 

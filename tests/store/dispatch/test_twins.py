@@ -1,4 +1,4 @@
-"""The scripts decide exactly as their pure twins, and keep the same state."""
+"""The functions decide exactly as their pure twins, and keep the same state."""
 
 from typing import Any
 
@@ -87,7 +87,7 @@ tenant_commands = st.lists(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
 @given(history=tenant_commands)
-def test_limits_and_their_scripts_agree(client, history):
+def test_limits_and_their_functions_agree(client, history):
     twins = TwinTenant(client, LIMIT_RULES)
     now_ms = START_MS
     for step_ms, command in history:
@@ -274,7 +274,7 @@ def _placed_elsewhere(ticket: str, now_ms: int) -> Placed | None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
 @given(history=pool_commands, warm=st.booleans())
-def test_a_pool_and_its_scripts_agree(client, history, warm):
+def test_a_pool_and_its_functions_agree(client, history, warm):
     story = PoolStory(TwinPool(client, POOL_RULES))
     if warm:
         story.open()
@@ -283,7 +283,7 @@ def test_a_pool_and_its_scripts_agree(client, history, warm):
         story.tell(command)
 
 
-def test_a_full_queue_and_its_script_agree(client):
+def test_a_full_queue_and_its_function_agree(client):
     story = PoolStory(TwinPool(client, POOL_RULES))
     for i in range(POOL_RULES.queue.queue_max):
         story.twins.arm(an_arm(f"t{i}", gateway="gw1"), START_MS)
@@ -294,6 +294,6 @@ def test_a_full_queue_and_its_script_agree(client):
 def test_the_server_s_clock_is_used_where_no_time_is_given(client):
     twins = TwinPool(client, POOL_RULES)
     arm = msgspec.msgpack.encode(an_arm("t1"))
-    epoch = twins._run(twins.scripts.arm, "", twins.pool, "gw", arm)[0]
+    epoch = twins._run(twins.functions.arm, "", twins.pool, "gw", arm)[0]
     seconds, _ = client.time()
     assert abs(int(epoch.partition("-")[0]) - seconds * 1000) < 5_000
