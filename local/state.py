@@ -73,10 +73,12 @@ def is_running(layout: Layout) -> bool:
 
 
 def read_state(layout: Layout) -> StackState | None:
-    """The live supervisor's last word, or None when there is no supervisor."""
+    """The live supervisor's last word, or None when there is none, or no word of it yet."""
     if not layout.state.exists() or not is_running(layout):
         return None
-    return msgspec.json.decode(layout.state.read_bytes(), type=StackState)
+    state = msgspec.json.decode(layout.state.read_bytes(), type=StackState)
+    # A killed run's file is there until its successor has written its own.
+    return state if _lives(state.supervisor_pid) else None
 
 
 def write_state(path: Path, state: StackState) -> None:
@@ -86,3 +88,13 @@ def write_state(path: Path, state: StackState) -> None:
     with os.fdopen(descriptor, "wb") as file:
         file.write(msgspec.json.format(msgspec.json.encode(state)))
     temporary.replace(path)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

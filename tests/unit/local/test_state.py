@@ -68,6 +68,14 @@ def test_a_killed_holder_leaves_no_lock_and_no_state(layout):
     take_lock(layout).close()
 
 
+def test_a_killed_runs_word_is_not_its_successors(layout):
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        child.wait()
+    write_state(layout.state, a_state(supervisor_pid=child.pid))
+    with take_lock(layout):
+        assert read_state(layout) is None
+
+
 def test_the_state_file_is_its_owners_alone(layout):
     write_state(layout.state, a_state())
     assert stat.S_IMODE(layout.state.stat().st_mode) == 0o600
