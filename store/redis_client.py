@@ -22,7 +22,7 @@ from store.scripts import Function, Library
 Part = bytes | str | int
 
 BACKOFF_FIRST_S = 0.05
-BACKOFF_MAX_S = 1.0
+BACKOFF_MAX_S = 0.5  # within `PoolRules.reannounce_ms`, so that all are back before it ends
 
 # Answers of a server that is up but cannot serve now.
 AWAY_CODES = frozenset({"LOADING", "MASTERDOWN", "CLUSTERDOWN", "READONLY", "OOM", "MISCONF"})

@@ -289,16 +289,18 @@ async def test_an_audit_finds_an_account_that_is_not_the_sum_of_its_tickets(valk
 async def test_many_more_tickets_than_one_message_takes(valkey_url):
     rules = msgspec.structs.replace(RULES, batch_max=3)
     async with dispatchers(valkey_url, rules=rules, replicas=(a_replica(sequences=2),)) as gateways:
+        everyone_is_here = asyncio.Event()
 
         async def request(gateway: Dispatch, ticket: str) -> None:
             await gateway.admit(an_admit(ticket))
             placed = await gateway.place(an_arm(ticket))
             gateway.charge_output(tenant="ten", ticket=ticket, tokens=5)
-            await asyncio.sleep(0.01)
+            await everyone_is_here.wait()
             await end(gateway, ticket, placed)
 
         requests = [asyncio.create_task(request(gateways[i % 2], f"t{i}")) for i in range(60)]
-        await until(lambda: sum(len(g._flights) for g in gateways) == 60)
+        await until(lambda: sum(len(gateway._flights) for gateway in gateways) == 60)
+        everyone_is_here.set()
         await asyncio.gather(*requests)
         await until_idle(valkey_url)
 
