@@ -34,7 +34,7 @@ def _config(arguments: list[str]) -> WorldConfig:
     parser.add_argument("--orders", type=int, default=80, help="requests to send")
     parser.add_argument("--gateways", type=int, default=2)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--events", type=int, default=200_000, help="stop after so many")
+    parser.add_argument("--events", type=int, default=0, help="stop after so many")
     parser.add_argument(
         "--faults",
         type=_faults,

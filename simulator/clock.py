@@ -33,7 +33,7 @@ class Clock:
         self.now_ms = START_MS
         self._due: list[tuple[int, int, Timer]] = []
         self._scheduled = 0
-        self._soon: deque[Callable[[], None]] = deque()
+        self._soon: deque[Callable[[], object]] = deque()
 
     def after(self, delay_ms: int, label: str, action: Callable[[], None]) -> Timer:
         """Schedule `action`; `label` names it in the history."""
@@ -48,7 +48,7 @@ class Clock:
         heapq.heappush(self._due, (at_ms, self._scheduled, timer))
         return timer
 
-    def soon(self, action: Callable[[], None]) -> None:
+    def soon(self, action: Callable[[], object]) -> None:
         """Run within the present event, after what is running."""
         self._soon.append(action)
 

@@ -26,7 +26,7 @@ class WorldConfig(msgspec.Struct, frozen=True, kw_only=True):
     orders: int = 80
     gateways: int = 2
     workers: int = 2
-    events_max: int = 200_000
+    events_max: int = 0  # cut short after so many; 0 is to rest
     pool_type: PoolType = Pool
     book_type: BookType = Book
     block_pool_type: BlockPoolType = BlockPool

@@ -41,6 +41,7 @@ class Contact:
         self._valkey = valkey
         self._pool_type = pool_type
         self._on_change = on_change
+        self._boots = valkey.boots  # of the server at the other end of the connection
         self._own: Dispatcher | None = None
         self._under_way: dict[Promise[Any], None] = {}
 
@@ -65,12 +66,17 @@ class Contact:
         return make()(self._own)
 
     def _call(self, label: str, command: Command[R]) -> Promise[R | None]:
-        dispatcher = self._valkey.dispatcher
+        valkey, boots = self._valkey, self._boots
+        return self._send(
+            label, lambda: command(valkey.dispatcher) if valkey.boots == boots else None
+        )
+
+    def _send(self, label: str, handle: Callable[[], R]) -> Promise[R | None]:
         answer = self._network.call(
             self._gateway,
             self._valkey,
             label,
-            lambda: command(dispatcher),
+            handle,
             timeout_ms=CALL_MS,
             connection=self.name,
         )
@@ -92,7 +98,8 @@ class Contact:
 
     async def _come_back(self) -> None:
         await sleep(self._gateway.clock, ALONE_MS, f"{self._gateway.name} alone")
-        while await self._call("ping", Dispatcher.ping) is None:
+        while (boots := await self._send("connect", lambda: self._valkey.boots)) is None:
             await sleep(self._gateway.clock, ALONE_MS, f"{self._gateway.name} alone")
+        self._boots = boots
         self._own = None
         self._on_change()

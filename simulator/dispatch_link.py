@@ -76,6 +76,7 @@ class DispatchLink:
             on_change=self._start_afresh,
         )
         self._flights: dict[str, Flight] = {}
+        self._cancelling: set[str] = set()
         self._rounds = 0
         self._produced: dict[str, None] = {}  # tickets with output not yet charged
         self._side = PoolSide(gateway.clock)
@@ -153,7 +154,7 @@ class DispatchLink:
             )
 
         self._gateway.spawn(self._contact.ask(f"finish {ticket}", lambda: at_tenant))
-        self._tell_pool(f"finish {ticket} in pool", at_pool)
+        self._gateway.spawn(self._tell_pool(f"finish {ticket} in pool", at_pool))
 
     def cancel(self, ticket: str, tenant: str) -> None:
         """Give everything back."""
@@ -207,17 +208,21 @@ class DispatchLink:
 
     # Telling whoever decides.
 
-    def _tell_pool(self, label: str, make: Callable[[str], Command[PoolReply]]) -> None:
-        async def tell() -> None:
-            self._hear(await self._contact.ask(label, lambda: make(self._contact.name)))
-
-        self._gateway.spawn(tell())
+    async def _tell_pool(self, label: str, make: Callable[[str], Command[PoolReply]]) -> None:
+        self._hear(await self._contact.ask(label, lambda: make(self._contact.name)))
 
     def _cancel_in_pool(self, ticket: str) -> None:
         def make(name: str) -> Command[PoolReply]:
             return lambda dispatcher: dispatcher.cancel_pool(name, ticket)
 
-        self._tell_pool(f"cancel {ticket} in pool", make)
+        async def cancel() -> None:
+            await self._tell_pool(f"cancel {ticket} in pool", make)
+            self._cancelling.discard(ticket)
+
+        # The answers to other calls name it too until this one has arrived.
+        if ticket not in self._cancelling:
+            self._cancelling.add(ticket)
+            self._gateway.spawn(cancel())
 
     def _renew_now(self) -> None:
         self._wake.resolve(None)

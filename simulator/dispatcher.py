@@ -4,6 +4,8 @@ Valkey is one of these that can lose its memory; a gateway that cannot reach it 
 own. Invariant: each method is one script, run whole.
 """
 
+import copy
+
 import msgspec
 
 from core.dispatch import Pool, PoolRules
@@ -25,6 +27,7 @@ from simulator.clock import Clock
 from simulator.tasks import Process
 
 PoolType = type[Pool]
+Memory = tuple[Pool, dict[str, Buckets]]
 
 Outputs = dict[str, tuple[tuple[str, int], ...]]  # by tenant: ticket, tokens so far
 
@@ -72,6 +75,16 @@ class Dispatcher:
         self.life += 1
         self.pool = self._pool_type(self.rules)
         self.buckets = {}
+        self.touched = True
+
+    def copy(self) -> Memory:
+        """As it is now."""
+        return copy.deepcopy((self.pool, self.buckets))
+
+    def restore(self, memory: Memory) -> None:
+        """Forget all that came since."""
+        self.life += 1
+        self.pool, self.buckets = memory
         self.touched = True
 
     def admit(self, asked: Admit) -> Admitted | LimitRefused:
@@ -142,10 +155,6 @@ class Dispatcher:
         self.pool.cancel(ticket, self.now_ms)
         return self._reply(gateway)
 
-    def ping(self) -> bool:
-        """There is somebody."""
-        return True
-
     def let_lapse(self) -> None:
         """Drop tickets whose lease has passed, as the next call about each tenant would."""
         for state in self.buckets.values():
@@ -163,13 +172,20 @@ class Dispatcher:
 
 
 class Valkey(Process):
-    """The shared one, as a service that can be away."""
+    """The shared one, as a service that can be away. A connection does not outlive a boot."""
 
     def __init__(self, clock: Clock, pool_type: PoolType) -> None:
         super().__init__(clock, "valkey")
         self.dispatcher = Dispatcher(clock, pool_type)
+        self.boots = 1
 
     def restart(self) -> None:
         """Come back without memory, as it keeps none on disk."""
+        self.boots += 1
         self.dispatcher.wipe()
         self.alive = True
+
+    def fail_over(self, memory: Memory) -> None:
+        """A copy that is behind takes over at once."""
+        self.boots += 1
+        self.dispatcher.restore(memory)

@@ -33,9 +33,11 @@ class Fault(StrEnum):
     STEP = "step"  # an engine step fails
     GATEWAY = "gateway"  # is killed, and comes back as another
     WORKER = "worker"  # the same
+    DRAIN = "drain"  # a worker takes nothing new, and is replaced
     POWER = "power"  # a worker's machine loses power, and the end of its journal
     WIPE = "wipe"  # Valkey loses its memory
     VALKEY = "valkey"  # is away, and comes back without memory
+    ROLLBACK = "rollback"  # Valkey fails over to a copy that is behind
     POSTGRES = "postgres"  # is away
     CLOCK = "clock"  # Valkey's jumps, and jumps back
     CONTROL_PLANE = "control_plane"  # is away

@@ -17,9 +17,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     ends: dict[str, int]  # by cause; `gateway_died` where nobody was left to decide
     refusals: dict[str, int]
     attempts: int
+    resumes: int  # attempts that began with tokens of earlier ones
     produced_tokens: int
     delivered_tokens: int
     metered_tokens: int
+    overage_micro: int  # billed beyond what was reserved
     preemptions: int
     events: int
     history: str

@@ -21,7 +21,9 @@ class Strikes:
             Fault.GATEWAY: self._kill_gateway,
             Fault.WORKER: lambda dice: self._kill_worker(dice, power=False),
             Fault.POWER: lambda dice: self._kill_worker(dice, power=True),
+            Fault.DRAIN: self._drain,
             Fault.WIPE: self._wipe,
+            Fault.ROLLBACK: self._fall_behind,
             Fault.VALKEY: lambda _: _take_down(cast.valkey, cast.valkey.restart),
             Fault.POSTGRES: lambda _: _take_down(cast.bank, cast.bank.restart),
             Fault.CONTROL_PLANE: lambda _: _take_down(
@@ -52,6 +54,31 @@ class Strikes:
             return None
         self._cast.kill_worker(name, power=power)
         return lambda: self._cast.start_worker(name)
+
+    def _drain(self, dice: Random) -> Cure | None:
+        name = dice.choice(list(self._cast.workers))
+        worker = self._cast.workers[name]
+        if not worker.alive or not worker.drain():
+            return None
+
+        def replace() -> None:
+            if worker.alive:
+                self._cast.kill_worker(name, power=False)
+                self._cast.start_worker(name)
+
+        return replace
+
+    def _fall_behind(self, _: Random) -> Cure | None:
+        valkey = self._cast.valkey
+        if not valkey.alive:
+            return None
+        memory = valkey.dispatcher.copy()
+
+        def fail_over() -> None:
+            if valkey.alive:
+                valkey.fail_over(memory)
+
+        return fail_over
 
     def _wipe(self, _: Random) -> Cure:
         self._cast.valkey.dispatcher.wipe()

@@ -20,7 +20,7 @@ class Promise(Generic[T]):
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._followers: list[Callable[[], None]] = []
+        self._followers: list[Callable[[], object]] = []
         self._value: T
         self.done = False
 
@@ -34,7 +34,7 @@ class Promise(Generic[T]):
             self._clock.soon(follower)
         self._followers.clear()
 
-    def then(self, follower: Callable[[], None]) -> None:
+    def then(self, follower: Callable[[], object]) -> None:
         """Call `follower` when the value is there."""
         if self.done:
             self._clock.soon(follower)
@@ -106,20 +106,20 @@ class Process:
         self.clock = clock
         self.name = name
         self.alive = True
-        self._tasks: list[Task[Any]] = []
+        self._tasks: dict[Task[Any], None] = {}
 
     def spawn(self, work: Work[T]) -> Task[T]:
         """Start a task of this process."""
         assert self.alive
         task = Task(self.clock, work)
-        self._tasks = [other for other in self._tasks if not other.result.done]
-        self._tasks.append(task)
+        self._tasks[task] = None
+        task.result.then(lambda: self._tasks.pop(task, None))
         return task
 
     def kill(self) -> None:
         """As `kill -9`: nothing is said, nothing is finished."""
         self.alive = False
-        tasks, self._tasks = self._tasks, []
+        tasks, self._tasks = self._tasks, {}
         for task in tasks:
             task.stop()
 

@@ -109,14 +109,19 @@ def profiles(dice: Random) -> list[Profile]:
     return [
         _profile(dice, "ten_free", Limits(), gap_ms=300),
         _profile(dice, "ten_few", Limits(concurrency=3), gap_ms=250, weight=3),
-        _profile(dice, "ten_capped", Limits(), gap_ms=400, hard_cap_micro=dice.randint(500, 4_000)),
-        _profile(
-            dice,
-            "ten_metered",
-            Limits(requests_per_min=900, input_tokens_per_min=30_000, output_tokens_per_min=20_000),
-            gap_ms=300,
-        ),
+        _profile(dice, "ten_capped", Limits(), gap_ms=400, hard_cap_micro=dice.randint(150, 1_200)),
+        _profile(dice, "ten_metered", _some_limits(dice), gap_ms=300),
     ]
+
+
+def _some_limits(dice: Random) -> Limits:
+    """Reached within a run: a bucket begins full."""
+    return Limits(
+        requests_per_min=dice.choice((0, 12)),
+        input_tokens_per_min=dice.choice((0, 400)),
+        output_tokens_per_min=dice.choice((0, 150)),
+        concurrency=dice.choice((0, 2)),
+    )
 
 
 def _profile(

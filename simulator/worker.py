@@ -173,6 +173,13 @@ class Worker(Process):
             placed_seq=self._placed_seq,
         )
 
+    def drain(self) -> bool:
+        """Take nothing new from now on; false when it took nothing yet."""
+        takes = self.state is ReplicaState.READY
+        if takes:
+            self.state = ReplicaState.DRAINING
+        return takes
+
     def forget(self, key: Key) -> None:
         """The attempt has ended."""
         self._attempts.pop(key, None)

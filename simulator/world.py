@@ -3,6 +3,7 @@
 Invariant: a run is a function of its `WorldConfig`.
 """
 
+from core.ledger import EntryKind
 from simulator.cast import Cast
 from simulator.clock import START_MS, Clock
 from simulator.config import CONTEXT_TOKENS, Seeded, WorldConfig
@@ -19,6 +20,8 @@ STORM_MS = 6_000  # faults strike so long
 QUIET_MS = 13_000  # a lease, a grace, and some
 CLOCK_QUIET_MS = QUIET_MS + JUMP_MS  # a clock that jumped back first stands still
 REST_LATEST_MS = 120_000  # after the calm; longer is never
+RUNAWAY_EVENTS = 50_000
+RUNAWAY_EVENTS_PER_ORDER = 500
 TAIL_EVENTS = 60
 
 
@@ -56,10 +59,11 @@ class World:
     def run(self) -> Report:
         """To rest, or to `events_max`. Raises SimulationError."""
         try:
-            while self._events < self.config.events_max and not self._is_at_rest():
+            while not self._is_at_rest():
                 self._step()
-            if self._events < self.config.events_max:
-                self.cast.invariants.at_rest(self._facts())
+                if self._events == self.config.events_max:
+                    return self._report()
+            self.cast.invariants.at_rest(self._facts())
         except Exception as error:
             raise self._failure(error) from error
         finally:
@@ -75,6 +79,8 @@ class World:
 
     def _is_at_rest(self) -> bool:
         now_ms = self.clock.now_ms
+        if self._events > RUNAWAY_EVENTS + RUNAWAY_EVENTS_PER_ORDER * self.config.orders:
+            raise InvariantError("there is no end to the events")
         if self._crowd.left or self.orders.open or not self._injector.is_calm:
             if now_ms > self._calm_ms + REST_LATEST_MS:
                 raise InvariantError(f"starve: {', '.join(self.orders.open)}")
@@ -115,10 +121,12 @@ class World:
         )
 
     def _report(self) -> Report:
-        rows = self.cast.bank.book.rows.values()
+        book = self.cast.bank.book
         orders = self.orders.all.values()
         workers = self.cast.workers.values()
+        attempts = [attempt for order in orders for attempt in order.attempts.values()]
         preemptions = sum(worker.engine.scheduler.num_preemptions for worker in workers)
+        overage = (e for e in book.entries if e.kind is EntryKind.OVERAGE)
         return Report(
             seed=self.config.seed,
             faults=tuple(map(str, self.config.faults)),
@@ -126,10 +134,12 @@ class World:
             requests=len(orders),
             ends=ends_of(self.orders),
             refusals=refusals_of(self.orders),
-            attempts=sum(len(order.attempts) for order in orders),
+            attempts=len(attempts),
+            resumes=sum(any(attempt.resumed.values()) for attempt in attempts),
             produced_tokens=sum(order.produced for order in orders),
             delivered_tokens=sum(order.delivered for order in orders),
-            metered_tokens=sum(row.metered.output_tokens for row in rows),
+            metered_tokens=sum(row.metered.output_tokens for row in book.rows.values()),
+            overage_micro=sum(entry.posted_delta_micro for entry in overage),
             preemptions=self.cast.preemptions_before + preemptions,
             events=self._events,
             history=self._history.digest,
