@@ -9,7 +9,7 @@ import uvloop
 
 from core import log
 from core.settings import SettingsError, read_settings
-from gateway.server import make_server
+from gateway.server import listen, make_server
 from gateway.settings import GatewaySettings, checked
 
 # Collections of young objects are frequent and, in a loop of short requests, find nothing.
@@ -24,13 +24,22 @@ def main() -> int:
         print(f"gateway: {error}", file=sys.stderr)
         return 2
     log.configure("gateway", settings.log_level)
+    try:
+        socket = listen(settings)
+    except OSError as error:
+        address = f"{settings.gateway_host}:{settings.gateway_port}"
+        print(f"gateway: cannot listen on {address}: {error.strerror}", file=sys.stderr)
+        return 1
     server = make_server(settings)
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(server.serve())
-    return 0 if server.started else 1
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(server.serve(sockets=[socket]))
+    except SystemExit:
+        return 1  # uvicorn's word for a start that failed, which it has told
+    return 0
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable
 
 _log = logging.getLogger(__name__)
 
+CLOSE_TRIES = 5
+
 
 class Background:
     """The loops of one process."""
@@ -23,10 +25,16 @@ class Background:
         self._tasks.append(asyncio.create_task(_loop(seconds, name, work, within_s), name=name))
 
     async def close(self) -> None:
-        """Stop them all."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        """Stop them all, within `CLOSE_TRIES` seconds.
+
+        A connection pool that hands out a connection just then swallows a cancellation.
+        """
+        left = set(self._tasks)
+        for _ in range(CLOSE_TRIES):
+            for task in left:
+                task.cancel()
+            if left:
+                _, left = await asyncio.wait(left, timeout=1.0)
         self._tasks.clear()
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import signal
+import socket
 from collections.abc import Iterator
 
 import uvicorn
@@ -41,13 +42,30 @@ class Server(uvicorn.Server):
             self._draining = asyncio.get_running_loop().create_task(self._gateway.relay.drain())
 
 
+def listen(settings: GatewaySettings) -> socket.socket:
+    """A bound socket: a port that is taken is told before anything is opened.
+
+    Raises OSError.
+    """
+    address = (settings.gateway_host, settings.gateway_port)
+    family, kind, protocol, _, where = socket.getaddrinfo(
+        *address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    bound = socket.socket(family, kind, protocol)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(where)
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
 def make_server(settings: GatewaySettings) -> Server:
     """Ready to `serve`."""
     gateway = Gateway(settings)
     config = uvicorn.Config(
         App(gateway),
-        host=settings.gateway_host,
-        port=settings.gateway_port,
         http=bounded(
             head_bytes_max=settings.head_bytes_max,
             head_timeout_s=settings.head_timeout_ms / 1000,

@@ -18,7 +18,7 @@ from core.ids import ENTROPY_BYTES, KeyId, key_id
 from core.money import Price
 from core.tenancy import KEY_ENTROPY_BYTES, key_digest, mint_key, public_part
 from core.tickets import Limits
-from gateway.server import Server, make_server
+from gateway.server import Server, listen, make_server
 from gateway.settings import GatewaySettings
 from store import registry, tenants
 from store.dispatch import audit
@@ -134,7 +134,7 @@ class World:
 
     async def start_gateway(self) -> Server:
         server = make_server(self.settings)
-        task = asyncio.create_task(server.serve())
+        task = asyncio.create_task(server.serve(sockets=[listen(self.settings)]))
         async with asyncio.timeout(30):
             while not server.started:
                 assert not task.done(), "the gateway did not start"
@@ -207,7 +207,7 @@ async def until(condition: Any, within_s: float = SOON_S) -> None:
 async def until_answered(condition: Any, within_s: float = SOON_S) -> None:
     """As `until`, for a condition that has to ask."""
     async with asyncio.timeout(within_s):
-        while not await condition():
+        while not await condition():  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.05)
 
 
