@@ -1,8 +1,6 @@
 """Valkey is killed, paused or emptied under load: nothing hangs, nothing is lost or doubled."""
 
 import asyncio
-import random
-from collections import Counter
 
 import msgspec
 import pytest
@@ -10,6 +8,7 @@ import redis
 
 from core.tickets import Admitted, LimitRefused, Limits, Placed
 from store.dispatch import Dispatch, audit
+from tests.support.dispatch_load import SLOTS, TWO_REPLICAS, Load
 from tests.support.dispatch_worlds import an_admit, an_arm
 from tests.support.dispatchers import (
     POOL,
@@ -23,41 +22,9 @@ from tests.support.dispatchers import (
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
 
-SLOTS = 4
-
-
-class Load:
-    """Requests through every gateway, and how many were on each replica at once."""
-
-    def __init__(self, gateways: list[Dispatch]) -> None:
-        self.gateways = gateways
-        self.running: Counter[str] = Counter()
-        self.most = 0
-        self.done = 0
-        self.dice = random.Random(3)
-
-    async def request(self, ticket: str) -> None:
-        gateway = self.dice.choice(self.gateways)
-        admitted = await gateway.admit(an_admit(ticket))
-        assert isinstance(admitted, Admitted)
-        placed = await gateway.place(an_arm(ticket))
-        assert isinstance(placed, Placed), placed
-        self.running[placed.replica] += 1
-        self.most = max(self.most, *self.running.values())
-        for produced in range(1, 6):
-            await asyncio.sleep(self.dice.random() * 0.02)
-            gateway.charge_output(tenant="ten", ticket=ticket, tokens=produced)
-        self.running[placed.replica] -= 1
-        await end(gateway, ticket, placed)
-        self.done += 1
-
-    def start(self, count: int) -> "asyncio.Future[list[None]]":
-        return asyncio.gather(*(self.request(f"t{i}") for i in range(count)))
-
 
 async def test_an_emptied_valkey_learns_everything_again_before_it_places(valkey_url):
-    replicas = (a_replica("r1", sequences=SLOTS), a_replica("r2", sequences=SLOTS))
-    async with dispatchers(valkey_url, replicas=replicas) as gateways:
+    async with dispatchers(valkey_url, replicas=TWO_REPLICAS) as gateways:
         load = Load(gateways)
         running = load.start(150)
         for _ in range(3):
@@ -74,8 +41,7 @@ async def test_an_emptied_valkey_learns_everything_again_before_it_places(valkey
 
 async def test_a_killed_valkey_is_done_without_and_taken_back(own_valkey):
     url = own_valkey.embedded.url
-    replicas = (a_replica("r1", sequences=SLOTS), a_replica("r2", sequences=SLOTS))
-    async with dispatchers(url, replicas=replicas) as gateways:
+    async with dispatchers(url, replicas=TWO_REPLICAS) as gateways:
         load = Load(gateways)
         running = load.start(200)
         await asyncio.sleep(0.15)
