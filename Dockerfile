@@ -14,7 +14,7 @@ COPY artifacts artifacts
 COPY migrations migrations
 COPY gateway gateway
 COPY control_plane control_plane
-RUN useradd --system --uid 10001 headworks && mkdir -p /data && chown headworks /data
+RUN useradd --system --uid 10001 headworks && mkdir -p /data/models /data/spool /data/journal && chown -R headworks /data
 USER headworks
 VOLUME /data
 CMD ["python", "-m", "gateway"]
@@ -27,3 +27,13 @@ COPY kernels kernels
 COPY worker worker
 USER headworks
 CMD ["python", "-m", "worker"]
+
+# The command line, for `seed`: it pulls a model and registers it through the admin API.
+FROM base AS tools
+USER root
+COPY requirements/local.lock requirements/
+RUN pip install --no-cache-dir -r requirements/local.lock
+COPY local local
+COPY cli cli
+USER headworks
+ENTRYPOINT ["python", "-m", "cli"]

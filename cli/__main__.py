@@ -4,9 +4,9 @@ import argparse
 import os
 import sys
 
-from cli import chat, check, down, logs, models, status, up
+from cli import chat, check, down, logs, models, seed, status, up
 
-COMMANDS = (up, down, status, logs, chat, check, models)
+COMMANDS = (up, down, status, logs, chat, check, models, seed)
 
 
 def main() -> int:

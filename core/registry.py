@@ -41,3 +41,12 @@ class RoutingView(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     models: tuple[ServedModel, ...]
     replicas: dict[str, tuple[ReplicaView, ...]]
+
+
+def deployment_name(model: str, version: str) -> str:
+    """What a version's deployment is called where nobody chose a name.
+
+    A deployment is of one version for ever; another version of the same model is another
+    deployment, and the public name moves to it.
+    """
+    return f"{model}-{version[:8]}"

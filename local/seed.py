@@ -11,7 +11,7 @@ import httpx
 import msgspec
 
 from artifacts.manifest import Manifest
-from local.layout import Layout
+from core.registry import deployment_name
 from local.secrets import write_private
 
 DEMO_TENANT = "demo"
@@ -63,12 +63,10 @@ class Admin:
         return response.json()
 
 
-def seed(admin: Admin, manifest: Manifest, layout: Layout) -> str:
+def seed(admin: Admin, manifest: Manifest, demo_key: Path) -> str:
     """Make everything; returns the deployment's name."""
     admin.create("/admin/models", {"manifest": msgspec.to_builtins(manifest)})
-    # A deployment is of one version for ever; another version of the same name is another
-    # deployment, and the public name moves to it.
-    deployment = f"{manifest.name}-{manifest.version[:8]}"
+    deployment = deployment_name(manifest.name, manifest.version)
     admin.create(
         "/admin/deployments",
         {"name": deployment, "version": manifest.version, "region": REGION},
@@ -76,7 +74,7 @@ def seed(admin: Admin, manifest: Manifest, layout: Layout) -> str:
     admin.put(f"/admin/routes/{manifest.name}", {"deployment": deployment})
     if not _priced(admin, manifest.name):
         admin.create("/admin/prices", {"model": manifest.name, **PRICE})
-    _demo_key(admin, layout.demo_key)
+    _demo_key(admin, demo_key)
     return deployment
 
 

@@ -157,7 +157,7 @@ class Stack:
 
     def _seed(self, secrets: Secrets, manifest: Manifest) -> str:
         with Admin(self.control_plane_url, secrets.admin_token) as admin:
-            return seed(admin, manifest, self._layout)
+            return seed(admin, manifest, self._layout.demo_key)
 
     async def _start_serving(self, specs: Specs, deployment: str, version: str) -> None:
         host = self._options.host

@@ -6,8 +6,16 @@ Safe to run twice at once: `migrations/env.py` holds an advisory lock.
 
 from pathlib import Path
 
+import msgspec
 from alembic import command
 from alembic.config import Config
+
+
+class MigrationSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Read by `python -m store`."""
+
+    database_url: str
+
 
 MIGRATIONS = Path(__file__).parent.parent / "migrations"
 

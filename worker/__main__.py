@@ -8,17 +8,19 @@ import sys
 import uvicorn
 import uvloop
 
+from artifacts.errors import ArtifactError
 from core import ids, log
 from core.settings import SettingsError, read_settings
 from worker.process import Worker
 from worker.settings import WorkerSettings
+from worker.startup import resolved
 
 
 def main() -> int:
     """The exit status: 0 after a clean stop, 2 for a bad setting, else 1."""
     try:
-        settings = read_settings(WorkerSettings, os.environ)
-    except SettingsError as error:
+        settings = resolved(read_settings(WorkerSettings, os.environ))
+    except (SettingsError, ArtifactError) as error:
         print(f"worker: {error}", file=sys.stderr)
         return 2
     log.configure("worker", settings.log_level)

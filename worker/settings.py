@@ -9,10 +9,10 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Each field is an environment variable; see docs/settings.md."""
 
     internal_secret: str
-    deployment: str
+    deployment: str = ""  # "": <model>-<first 8 of the hash>
     replica_id: str
     models_dir: Path
-    model_version: str
+    model_version: str  # a hash, or a name in the store
     journal_dir: Path
     control_plane_url: str
     region: str = "local"

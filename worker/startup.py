@@ -7,15 +7,30 @@ import logging
 import time
 from pathlib import Path
 
+import msgspec
 import torch
 
+from artifacts.errors import UnknownModelError
 from artifacts.store import ModelStore
+from core.registry import deployment_name
 from text.rules import TextRules
 from worker.engine import Engine, EngineConfig
 from worker.runner import load_runner
 from worker.settings import WorkerSettings
 
 _log = logging.getLogger(__name__)
+
+
+def resolved(settings: WorkerSettings) -> WorkerSettings:
+    """The settings with the version's hash for its name, and the deployment filled in.
+
+    Raises ArtifactError.
+    """
+    manifest = ModelStore(Path(settings.models_dir)).find(settings.model_version)
+    if manifest is None:
+        raise UnknownModelError(f"{settings.model_version} is not in {settings.models_dir}")
+    deployment = settings.deployment or deployment_name(manifest.name, manifest.version)
+    return msgspec.structs.replace(settings, model_version=manifest.version, deployment=deployment)
 
 
 def load_engine(settings: WorkerSettings, boot_id: str) -> Engine:

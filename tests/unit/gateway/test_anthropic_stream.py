@@ -1,3 +1,5 @@
+"""Messages streams, byte by byte and as any order of events."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

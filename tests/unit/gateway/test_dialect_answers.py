@@ -1,3 +1,5 @@
+"""Whole answers in each dialect's JSON."""
+
 import json
 
 import pytest

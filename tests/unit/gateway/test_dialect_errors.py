@@ -1,3 +1,5 @@
+"""Every refusal in each dialect's words, with the headers that say when to come back."""
+
 import json
 
 import pytest

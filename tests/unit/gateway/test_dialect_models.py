@@ -1,3 +1,5 @@
+"""Model lists in each dialect's shape."""
+
 import json
 from typing import Any
 

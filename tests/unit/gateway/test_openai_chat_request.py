@@ -1,3 +1,5 @@
+"""Chat requests: what is understood, and what is refused by name."""
+
 import json
 
 import pytest

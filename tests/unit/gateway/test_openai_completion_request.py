@@ -1,3 +1,5 @@
+"""Completion requests: what is understood, and what is refused by name."""
+
 import json
 
 import pytest

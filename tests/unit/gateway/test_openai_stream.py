@@ -1,3 +1,5 @@
+"""Chat and completion streams, byte by byte and as any order of events."""
+
 import json
 import math
 

@@ -1,3 +1,5 @@
+"""Server-sent events: one line of JSON, whatever the text holds."""
+
 import json
 
 from hypothesis import given
