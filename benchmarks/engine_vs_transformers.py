@@ -11,11 +11,12 @@ read the ratio, for the machine's speed changes from minute to minute.
 import argparse
 import itertools
 import json
+import os
 import queue
 import random
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -106,10 +107,12 @@ def engine_round(
             ),
             tenant_salt=b"",
         )
-        refused = engine.submit(
-            request, lambda events: [told.put((number, time.perf_counter(), e)) for e in events]
-        )
-        assert refused is None
+
+        def hear(events: Sequence[object]) -> None:
+            for event in events:
+                told.put((number, time.perf_counter(), event))
+
+        assert engine.submit(request, hear) is None
 
     begin, waiting, open_ = time.perf_counter(), list(range(len(prompts)))[::-1], 0
     while waiting or open_:
@@ -163,6 +166,10 @@ def report(
         "output_tokens": options.output_tokens,
         "dtype": options.dtype,
         "threads": options.threads,
+        # Under the default policy threads spin while they wait for each other: right alone on
+        # the machine, ruinous beside anything else that runs.
+        "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY", "default"),
+        "load_average_1min": round(os.getloadavg()[0], 1),
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         **medians,
         "ratio": round(statistics.median(ratios), 2),
