@@ -227,6 +227,34 @@ async def test_a_ticket_that_waits_past_its_deadline_is_dropped(valkey_url):
         await until_idle(valkey_url)
 
 
+async def test_a_ticket_that_the_dispatcher_lost_does_not_wait_for_ever(valkey_url):
+    async with dispatchers(valkey_url, 1, replicas=(a_replica(sequences=1),)) as (gateway,):
+        placed = await gateway.place(an_arm("t1"))
+        deadline_ms = int(1000 * redis_time(valkey_url)) + 200
+        waiting = asyncio.create_task(gateway.place(an_arm("t2", deadline_ms=deadline_ms)))
+        await asyncio.sleep(0.1)
+        with redis.Redis.from_url(valkey_url) as client:
+            client.hdel(f"{{p:{POOL}}}:tickets", "t2")
+            client.delete(f"{{p:{POOL}}}:fifo", f"{{p:{POOL}}}:standard", f"{{p:{POOL}}}:owned")
+            client.delete(f"{{p:{POOL}}}:state")
+        for task in gateway._tasks:
+            task.cancel()
+        async with asyncio.timeout(2):
+            assert await waiting == Dropped(reason="expired")
+        assert placed.replica == "r1"
+
+
+async def test_closing_lets_releases_leave(valkey_url):
+    async with dispatchers(valkey_url, 1) as (gateway,):
+        await gateway.admit(an_admit("t1"))
+        await gateway.place(an_arm("t1"))
+        ending = asyncio.create_task(gateway.cancel(ticket="t1", pool=POOL, tenant="ten"))
+        await asyncio.sleep(0)
+        await gateway.close()
+        await ending
+    await until_idle(valkey_url)
+
+
 async def test_hopeless_tickets_are_dropped_at_once(valkey_url):
     async with dispatchers(valkey_url, 1) as (gateway,):
         assert await gateway.place(an_arm("t1", kv_blocks=101)) == Dropped(reason="fits_never")
