@@ -13,43 +13,47 @@ from simulator.world import World
 
 
 def main() -> int:
-    """Exit status 1 when an invariant broke."""
-    config = _config(sys.argv[1:])
-    started_s = time.monotonic()
-    try:
-        report = World(config).run()
-    except SimulationError as error:
-        print(error, file=sys.stderr)
-        return 1
-    real_s = time.monotonic() - started_s
-    timing = Timing(real_s=round(real_s, 3), events_per_s=int(report.events / real_s))
-    summary = msgspec.to_builtins(report) | msgspec.to_builtins(timing)
-    print(msgspec.json.format(msgspec.json.encode(summary)).decode())
+    """Exit status 1 when an invariant broke; the first seed that does ends it."""
+    given = _parser().parse_args()
+    for seed in range(given.seed, given.seed + given.count):
+        config = WorldConfig(
+            seed=seed,
+            faults=given.faults,
+            orders=given.orders,
+            gateways=given.gateways,
+            workers=given.workers,
+            events_max=given.events,
+        )
+        try:
+            summary = _run(config)
+        except SimulationError as error:
+            print(error, file=sys.stderr)
+            return 1
+        encoded = msgspec.json.encode(summary)
+        print((msgspec.json.format(encoded) if given.count == 1 else encoded).decode())
     return 0
 
 
-def _config(arguments: list[str]) -> WorldConfig:
+def _run(config: WorldConfig) -> dict[str, object]:
+    started_s = time.monotonic()
+    report = World(config).run()
+    real_s = time.monotonic() - started_s
+    timing = Timing(real_s=round(real_s, 3), events_per_s=int(report.events / real_s))
+    return {**msgspec.to_builtins(report), **msgspec.to_builtins(timing)}
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m simulator", description=__doc__)
     parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--count", type=int, default=1, help="seeds to run, one line for each")
     parser.add_argument("--orders", type=int, default=80, help="requests to send")
     parser.add_argument("--gateways", type=int, default=2)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--events", type=int, default=0, help="stop after so many")
+    parser.add_argument("--events", type=int, default=0, help="stop after so many; 0 is at rest")
     parser.add_argument(
-        "--faults",
-        type=_faults,
-        default=(),
-        help=f"all, or some of {','.join(ALL_FAULTS)}",
+        "--faults", type=_faults, default=(), help=f"all, or some of {','.join(ALL_FAULTS)}"
     )
-    given = parser.parse_args(arguments)
-    return WorldConfig(
-        seed=given.seed,
-        faults=given.faults,
-        orders=given.orders,
-        gateways=given.gateways,
-        workers=given.workers,
-        events_max=given.events,
-    )
+    return parser
 
 
 def _faults(text: str) -> tuple[Fault, ...]:

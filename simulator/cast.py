@@ -50,7 +50,12 @@ class Cast:
         self.gateways: dict[str, Gateway] = {}
         self.dead_gateways: set[str] = set()  # incarnations
         self.invariants = Invariants(
-            clock, orders, self.bank, self.valkey.dispatcher, self.workers.values
+            clock,
+            orders,
+            self.bank,
+            self.valkey.dispatcher,
+            workers=self.workers.values,
+            all_goes_well=not config.faults,
         )
         self.preemptions_before = 0  # of workers that died
         self._failure_chance = 0.0  # of an engine's step

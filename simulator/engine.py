@@ -41,6 +41,9 @@ class EngineWatch(Protocol):
     def accepted(self, request: Generate, replica: str) -> None:
         """An attempt was taken."""
 
+    def started(self, key: Key, cached_tokens: int) -> None:
+        """Its first step begins, with so much of its prompt found in cache."""
+
     def planned(self, key: Key, deadline_ms: int) -> None:
         """A step with tokens of this attempt begins."""
 
@@ -174,6 +177,7 @@ class Engine:
             self._watch.planned(live.key, live.generation.request.deadline_ms)
             if not live.generation.started:
                 live.emit(live.generation.start(self._boot_id, self._clock.now_ms))
+                self._watch.started(live.key, live.generation.usage.cached_tokens)
         self._clock.after(
             self._step_ms(plan), f"{self._name} stepped {plan.num_tokens}", lambda: self._end(plan)
         )

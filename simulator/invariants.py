@@ -18,7 +18,7 @@ from simulator.clock import Clock
 from simulator.dispatcher import Dispatcher
 from simulator.journal import Key
 from simulator.orders import Attempt, Orders
-from simulator.pool_rules import idle_problems, pool_problems
+from simulator.pool_rules import idle_problems, pool_problems, room_problems
 from simulator.rest_rules import RestFacts, order_problems
 from simulator.worker import Worker
 
@@ -36,7 +36,9 @@ class Invariants:
         orders: Orders,
         bank: Bank,
         dispatcher: Dispatcher,
+        *,
         workers: Callable[[], Iterable[Worker]],
+        all_goes_well: bool,
     ) -> None:
         self._clock = clock
         self._orders = orders
@@ -44,6 +46,7 @@ class Invariants:
         self._bank_rules = BankRules(bank.book)
         self._dispatcher = dispatcher
         self._workers = workers
+        self._all_goes_well = all_goes_well
         self._in_service: dict[str, tuple[str, int]] = {}  # ticket: tenant, the memory's life
         self._touched_ms: dict[str, int] = {}
 
@@ -61,6 +64,21 @@ class Invariants:
                 list(choice.output_ids) == expected,
                 f"{request.request_id} resumes choice {choice.index} from other tokens",
             )
+
+    def started(self, key: Key, cached_tokens: int) -> None:
+        """What is found in cache is what the tenant itself has sent before."""
+        order = self._orders.all[key[0]]
+        own = (
+            other.prompt[:cached_tokens] == order.prompt[:cached_tokens]
+            for other in self._orders.all.values()
+            if other.profile.tenant == order.profile.tenant and other.attempts
+        )
+        is_first = len(order.attempts) == 1
+        others = sum(own) - is_first
+        _require(
+            cached_tokens == 0 or others > 0,
+            f"{key[0]} finds {cached_tokens} tokens in cache that its tenant never sent",
+        )
 
     def planned(self, key: Key, deadline_ms: int) -> None:
         """Nothing is served after its deadline."""
@@ -120,6 +138,8 @@ class Invariants:
         if self._dispatcher.touched:
             self._dispatcher.touched = False
             _require_none("dispatcher", pool_problems(self._dispatcher.pool))
+            if self._all_goes_well:
+                _require_none("dispatcher", room_problems(self._dispatcher.pool))
         if self._bank.touched:
             self._bank.touched = False
             _require_none("bank", self._bank_rules.problems())

@@ -31,6 +31,16 @@ def pool_problems(pool: Pool) -> list[str]:
     return found
 
 
+def room_problems(pool: Pool) -> list[str]:
+    """No replica is given more than it has: while no gateway had to say what runs where."""
+    return [
+        f"{replica.replica} is given {replica.open} tickets of {replica.open_blocks} blocks, "
+        f"and has {replica.total}"
+        for replica in pool.replicas.values()
+        if replica.open_blocks > replica.total or replica.open > replica.sequences > 0
+    ]
+
+
 def idle_problems(pool: Pool) -> list[str]:
     """Nothing is held by anybody."""
     found = [f"ticket {name} is {ticket.state}" for name, ticket in sorted(pool.tickets.items())]
