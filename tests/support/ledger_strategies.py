@@ -9,12 +9,12 @@ from core.protocol import Usage
 from tests.support.ledger_commands import PRICES, a_reserve, a_settle, a_top_up, a_witness
 
 TENANTS = ("a", "b", "nobody")
-HARD_CAPS = {"a": 300, "b": None}  # "nobody" has no account
-REQUESTS = tuple(f"r{n}" for n in range(5))
+HARD_CAPS = {"a": 500, "b": None}  # "nobody" has no account
+REQUESTS = tuple(f"r{n}" for n in range(10))
 
 requests = st.sampled_from(REQUESTS)
-tenants = st.sampled_from(("a", "a", "a", "b", "b", "nobody"))
-caps = st.one_of(st.none(), st.integers(0, 400))
+tenants = st.sampled_from((*"aaaabbb", "nobody"))
+caps = st.one_of(st.none(), st.integers(0, 600))
 
 
 @st.composite
@@ -23,7 +23,7 @@ def usages(draw):
     return Usage(
         prompt_tokens=prompt,
         cached_tokens=draw(st.integers(0, prompt)),
-        output_tokens=draw(st.integers(0, 60)),
+        output_tokens=draw(st.one_of(st.just(0), st.integers(0, 60))),
     )
 
 
@@ -32,7 +32,7 @@ reserves = st.builds(
     requests,
     tenant_id=tenants,
     amount_micro=st.integers(0, 150),
-    price_id=st.sampled_from([*(price.id for price in PRICES), PRICES[0].id, "price_none"]),
+    price_id=st.sampled_from([*(price.id for price in PRICES * 4), "price_none"]),
     key_id=st.sampled_from(["key_1", "key_1", "key_2"]),
     stream=st.booleans(),
 )
@@ -73,7 +73,8 @@ def witnesses(draw):
     )
 
 
-commands = st.one_of(reserves, reserves, top_ups, settles(), releases, witnesses())
+follow_ups = st.one_of(top_ups, settles(), settles(), releases, witnesses(), witnesses())
+commands = st.one_of(reserves, reserves, follow_ups)
 
 
 @st.composite

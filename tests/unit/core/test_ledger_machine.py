@@ -4,12 +4,13 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from msgspec.structs import replace
 
 from core.ledger import Book, EntryKind, Expire
 from core.metering import LedgerRefused, Reserve, Reserved, Settle, TopUp, Witness
 from core.money import billed_micro
 from tests.support.ledger_commands import PRICES
-from tests.support.ledger_strategies import HARD_CAPS, caps, commands, requests
+from tests.support.ledger_strategies import HARD_CAPS, caps, commands, follow_ups, requests
 
 FREEING = {EntryKind.SETTLE, EntryKind.RELEASE, EntryKind.EXPIRE}
 
@@ -37,7 +38,19 @@ class LedgerMachine(RuleBasedStateMachine):
         raise AssertionError(command)
 
     @rule(command=commands)
-    def a_word_and_its_echo(self, command):
+    def a_word(self, command):
+        self.say_twice(command)
+
+    @precondition(lambda self: self.book.rows)
+    @rule(command=follow_ups, data=st.data())
+    def a_word_about_an_accepted_request(self, command, data):
+        request_id = data.draw(st.sampled_from(sorted(self.book.rows)))
+        changes = {"request_id": request_id}
+        if not isinstance(command, Witness):
+            changes["tenant_id"] = self.book.rows[request_id].asked.tenant_id
+        self.say_twice(replace(command, **changes))
+
+    def say_twice(self, command):
         answer = self.say(command)
         entries, accounts = list(self.book.entries), dict(self.book.accounts)
         assert self.say(command) == answer
@@ -64,7 +77,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def the_refused_asks_again(self, data):
         request_id = data.draw(st.sampled_from(sorted(self.refused)))
         asked = data.draw(commands.filter(lambda c: isinstance(c, Reserve)))
-        again = self.say(type(asked)(**{**_fields(asked), "request_id": request_id}))
+        again = self.say(replace(asked, request_id=request_id))
         assert not isinstance(again, Reserved)
 
     @invariant()
@@ -113,10 +126,6 @@ class LedgerMachine(RuleBasedStateMachine):
     @invariant()
     def no_id_is_both_refused_and_accepted(self):
         assert not self.book.refusals.keys() & self.book.rows.keys()
-
-
-def _fields(command):
-    return {name: getattr(command, name) for name in command.__struct_fields__}
 
 
 TestLedgerMachine = LedgerMachine.TestCase
