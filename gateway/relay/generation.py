@@ -160,6 +160,8 @@ class Generation:
             end = await self._try(place)
             if isinstance(end, Outcome):
                 return end
+            if not self._delivery.answer.open():
+                return self._whole()  # only the engine's last word is missing
             refusal = self._count(end, place)
             if refusal is not None:
                 return Outcome(cause=self._failed_cause(), refusal=refusal)
@@ -332,12 +334,15 @@ class Generation:
         self.engine_timings = frame.timings
         match frame.cause:
             case "complete" if not self._delivery.answer.open():
-                by_length = self._delivery.answer.by_length
-                return Outcome(cause=EndCause.LENGTH if by_length else EndCause.COMPLETE)
+                return self._whole()
             case "expired":
                 return Outcome(cause=EndCause.EXPIRED, refusal=OVERDUE)
             case cause:
                 return _Setback("death", f"finished ({cause}) with choices open")
+
+    def _whole(self) -> Outcome:
+        by_length = self._delivery.answer.by_length
+        return Outcome(cause=EndCause.LENGTH if by_length else EndCause.COMPLETE)
 
     async def _cut_short(self) -> Outcome:
         """The reservation is used up and could not be raised: the answer ends here."""

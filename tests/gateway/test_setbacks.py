@@ -127,6 +127,23 @@ async def test_a_death_before_the_first_token_is_retried(
 
 
 @pytest.mark.parametrize("stream", [True, False])
+async def test_an_answer_that_lacks_only_the_engines_last_word_is_whole(
+    world: World, caller: Caller, *, stream: bool
+) -> None:
+    world.worker.script = [dies(after=5, tokens=5)]
+    response = await post(world, caller, stream=stream)
+    if stream:
+        told = check_openai_chat_stream(response.content, include_usage=False)
+        assert (told.texts, told.done, told.error) == ([whole_text(5)], True, None)
+    else:
+        assert text_of(CHAT, response) == whole_text(5)
+    assert len(world.worker.requests) == 1
+    (row,) = await world.settled(caller, 1)
+    assert (row.cause, row.metered_output_tokens) == (EndCause.COMPLETE, 5)
+    await world.dispatcher_is_empty()
+
+
+@pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_death_mid_answer_is_resumed_where_it_was(
     world: World, caller: Caller, path: str, *, stream: bool
