@@ -113,6 +113,34 @@ async def test_the_same_words_at_once_have_one_effect(pg, ledger):
         assert (await account(conn, tenant)).entries == 1
 
 
+async def test_witnesses_that_race_with_the_request_itself_are_all_counted(
+    pg, ledger, postgres_url
+):
+    # The journal reaches the control plane while the gateway still reserves or settles.
+    tenant = await a_tenant(pg)
+    other = await Ledger.open(postgres_url)
+    requests = [f"{tenant}_{n}" for n in range(60)]
+
+    async def from_gateway(request_id: str) -> None:
+        await ledger.reserve(a_reserve(request_id, tenant_id=tenant))
+        await ledger.settle(a_settle(request_id, tenant_id=tenant))
+
+    async def from_journal(request_id: str, n: int) -> None:
+        await asyncio.sleep(n % 10 / 1000)
+        await other.reconcile(a_witness(request_id, usage=a_usage(10, 0, 25)))
+
+    async with asyncio.TaskGroup() as both:
+        for n, request_id in enumerate(requests):
+            both.create_task(from_gateway(request_id))
+            both.create_task(from_journal(request_id, n))
+    await other.close()
+    async with pg.connection() as conn:
+        assert (await audit(conn)).violations == ()
+        found = await account(conn, tenant)
+        assert found is not None
+        assert found.posted_micro == 60 * len(requests)
+
+
 async def test_one_bad_command_does_not_spoil_its_batch(pg, ledger):
     tenant = await a_tenant(pg)
     asked = [a_reserve(f"{tenant}_{n}", tenant_id=tenant) for n in range(9)]
