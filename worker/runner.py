@@ -64,7 +64,7 @@ class ModelRunner:
         no caller should wait for that.
         """
         tokens = min(tokens, self.kv_blocks * self.block_tokens - 1, self.config.context_tokens - 1)
-        for start, count in ((0, tokens), (tokens, 1)):
+        for start, count in ((0, tokens), (tokens, 1)) if tokens else ((0, 1),):
             blocks = tuple(range(-(-(start + count) // self.block_tokens)))
             row = Row(
                 sequence=0, token_ids=(0,) * count, start=start, blocks=blocks, draw=_WARM_DRAW
@@ -83,12 +83,18 @@ def load_runner(
     """A runner for the weights at `path`, a model version's directory or a `.gguf` file.
 
     The pool has `kv_blocks`, or as many as `kv_memory_bytes` hold where that is 0. `dtype` is
-    float32, bfloat16, or auto for the faster one. Raises UnsupportedModelError.
+    float32, bfloat16, or auto for the faster one.
+
+    Raises:
+        UnsupportedModelError: weights we cannot run.
+        ValueError: memory for less than one block, or no such dtype.
     """
     weights = load_weights(path, compute_dtype(dtype))
     fitting = kv_blocks_for_memory(
         weights.config, dtype=dtype, block_tokens=block_tokens, memory_bytes=kv_memory_bytes
     )
+    if not (kv_blocks or fitting):
+        raise ValueError(f"{kv_memory_bytes} bytes do not hold one block of {block_tokens} tokens")
     model = Llama(weights, block_tokens=block_tokens)
     return ModelRunner(model, kv_blocks=kv_blocks or fitting, block_tokens=block_tokens)
 

@@ -176,6 +176,7 @@ def test_a_plan_that_fails_leaves_the_runner_usable(runner: ModelRunner) -> None
 
 
 def test_warming_up_stays_within_a_small_pool_and_context(checkpoint: Path) -> None:
+    load_runner(checkpoint, block_tokens=1, kv_blocks=1, dtype="float32").warm_up(tokens=512)
     runner = load_runner(checkpoint, block_tokens=BLOCK, kv_blocks=5, dtype="float32")
     runner.warm_up(tokens=512)
     assert alone(runner, [5], 3).ids == alone(runner, [5], 3).ids
@@ -214,6 +215,11 @@ def test_blocks_for_memory_are_those_the_pool_takes(checkpoint: Path) -> None:
     ]
     # 2 layers of 2 heads of 8, keys and values: 64 numbers a token.
     assert found == [4096, 256, 8192, 512]
+
+
+def test_memory_for_less_than_a_block_is_refused(checkpoint: Path) -> None:
+    with pytest.raises(ValueError, match="1000 bytes do not hold one block of 4 tokens"):
+        load_runner(checkpoint, block_tokens=BLOCK, kv_memory_bytes=1000, dtype="float32")
 
 
 def test_names_of_types() -> None:
