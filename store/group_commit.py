@@ -18,7 +18,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 import psycopg
 
-from store.postgres import Connection, PostgresConfig, StoreAwayError, connect, cut
+from store.postgres import OPERATIONAL, Connection, PostgresConfig, StoreAwayError, connect, cut
 
 Command = TypeVar("Command")
 Answer = TypeVar("Answer")
@@ -322,6 +322,6 @@ async def _result(task: asyncio.Task[Result]) -> Result:
     except psycopg.errors.LockNotAvailable:
         raise
     except psycopg.Error as error:
-        if isinstance(error, psycopg.OperationalError) or error.sqlstate == READ_ONLY_TRANSACTION:
+        if isinstance(error, OPERATIONAL) or error.sqlstate == READ_ONLY_TRANSACTION:
             raise StoreAwayError(str(error)) from error
         raise

@@ -21,6 +21,13 @@ from psycopg_pool import AsyncConnectionPool
 
 Connection: TypeAlias = psycopg.AsyncConnection[tuple[Any, ...]]
 
+# What happens in operation. The timeouts end a session by an error of another family.
+OPERATIONAL = (
+    psycopg.OperationalError,
+    psycopg.errors.IdleInTransactionSessionTimeout,
+    psycopg.errors.TransactionTimeout,
+)
+
 
 class StoreAwayError(Exception):
     """Postgres could not be reached, or did not answer within its bound. Try again later."""
@@ -90,7 +97,7 @@ class Postgres:
         try:
             async with self._taken() as conn:
                 yield conn
-        except psycopg.OperationalError as error:
+        except OPERATIONAL as error:
             raise StoreAwayError(str(error)) from error
 
     @asynccontextmanager
@@ -122,7 +129,7 @@ async def connect(config: PostgresConfig, *, options: dict[str, str] | None = No
             return await psycopg.AsyncConnection.connect(
                 conninfo(config, read_only=False, options=options or {}), autocommit=True
             )
-    except (TimeoutError, psycopg.OperationalError) as error:
+    except (TimeoutError, *OPERATIONAL) as error:
         raise StoreAwayError(str(error)) from error
 
 
