@@ -30,7 +30,7 @@ def a_stream() -> AnthropicStream:
 
 def events(*texts: str, finish: str = "stop", stop: str | None = None) -> list[StreamEvent]:
     deltas = [Delta(choice=0, text=text) for text in texts]
-    end = ChoiceEnd(choice=0, finish=finish, stop=stop)  # type: ignore[arg-type]  # a plain str
+    end = ChoiceEnd(choice=0, finish=finish, stop=stop)
     return whole([*deltas, end], USAGE)
 
 

@@ -23,7 +23,7 @@ CHANCE = TokenChance(token=b"Hi", logprob=-0.5, top=((b"Hi", -0.5),))
 
 def an_answer(**changes: object) -> Answer:
     fields: dict[str, object] = {"index": 0, "text": "Hi", "finish": "stop"}
-    return Answer(choices=(AnswerChoice(**(fields | changes)),), usage=USAGE)  # type: ignore[arg-type]  # test data
+    return Answer(choices=(AnswerChoice(**(fields | changes)),), usage=USAGE)
 
 
 def test_a_chat_answer() -> None:

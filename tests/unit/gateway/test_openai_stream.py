@@ -85,7 +85,7 @@ def test_an_error_is_a_frame_that_names_the_request_when_the_fault_is_ours() -> 
     [("stop", "stop"), ("length", "length"), ("filtered", "content_filter")],
 )
 def test_every_finish_has_its_reason(finish: str, reason: str) -> None:
-    end = ChoiceEnd(choice=0, finish=finish)  # type: ignore[arg-type]  # a plain str parameter
+    end = ChoiceEnd(choice=0, finish=finish)
     raw = written(chat(), whole([end], USAGE))
     assert check_openai_chat_stream(raw, include_usage=False).finishes == [reason]
 
