@@ -23,6 +23,15 @@ settings.register_profile(
 settings.load_profile("headworks")
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One process drives the whole system, from the start; the others share out the rest."""
+    for item in items:
+        if item.get_closest_marker("e2e"):
+            item.add_marker(pytest.mark.xdist_group("stack"))
+    items.sort(key=lambda item: item.get_closest_marker("e2e") is None)
+
+
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
