@@ -10,7 +10,6 @@ from local.process import ProcessSpec
 from local.secrets import Secrets
 
 ROOT = Path(__file__).parents[1]
-# A worker on two cores keeps one for everything else to breathe.
 DRAIN_TIMEOUT_S = 15.0
 
 
@@ -77,6 +76,10 @@ class Specs:
             "HEADWORKS_JOURNAL_DIR": str(self._layout.journal(replica)),
             "HEADWORKS_WORKER_HOST": self._options.host,
             "HEADWORKS_WORKER_PORT": str(self._options.worker_ports[index]),
+            # Threads that spin while they wait for each other take the gateway's cores: a
+            # decode step of 0.1 s then takes seconds. On a machine of its own a worker is
+            # quicker with OpenMP's default.
+            "OMP_WAIT_POLICY": self._shared.get("OMP_WAIT_POLICY", "passive"),
         }
         return self._spec(_numbered("worker", index), "worker", own)
 

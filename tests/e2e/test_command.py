@@ -1,5 +1,6 @@
 """The command that brings the system up and down: what it leaves, and what it says."""
 
+import json
 import os
 import signal
 import socket
@@ -8,6 +9,8 @@ import time
 import psutil
 import pytest
 
+from local.layout import Layout
+from local.state import read_state
 from tests.support.services import open_directory
 from tests.support.stack import Stack
 
@@ -58,15 +61,29 @@ def test_down_leaves_no_process_and_loses_no_data(own_stack):
     assert own_stack.command("chat", "Hello").returncode == 0
     # A killed supervisor takes its children along, and leaves nothing stale.
     members = family(own_stack)
-    state = (own_stack.data / "run" / "state.json").read_text()
-    os.kill(int(state.split('"supervisor_pid": ')[1].split(",")[0]), signal.SIGKILL)
+    state = read_state(Layout(own_stack.data))
+    os.kill(state.supervisor_pid, signal.SIGKILL)
     wait_gone(members)
     own_stack.up()
     assert tenants(own_stack) == {"demo", "kept"}
 
 
+def test_check_is_clean_and_says_what_it_looked_at(stack):
+    stack.settles()
+    done = stack.command("check", "--quiescent")
+    assert done.returncode == 0, done.stdout
+    assert "all well" in done.stdout
+    report = json.loads(stack.command("check", "--json").stdout)
+    assert {item["name"] for item in report["items"]} >= {
+        *("reservations", "leases", "entries", "metered"),
+        *("kv_blocks", "journals", "tickets", "dispatcher_accounts"),
+    }
+
+
 def test_status_says_where_everything_is(stack):
-    status = stack.refresh()
+    done = stack.command("status", "--json")
+    assert done.returncode == 0
+    status = json.loads(done.stdout)
     assert status["ready"] is True
     assert set(status["processes"]) == {
         *("postgres", "valkey", "control-plane", "worker", "worker-2", "gateway", "gateway-2")

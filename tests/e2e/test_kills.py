@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.model]
 STREAMS = 10
 
 
-def long_chat(number, tokens=120):
+def long_chat(number, tokens=80):
     return {
         "model": MODEL,
         "messages": [{"role": "user", "content": f"Count upwards from {number}."}],

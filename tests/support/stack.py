@@ -16,6 +16,9 @@ import httpx
 import psutil
 import psycopg
 
+from cli.status import describe
+from local.layout import Layout
+from local.state import read_state
 from tests.support.services import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -57,8 +60,10 @@ class Stack:
         assert done.returncode == 0, done.stderr
 
     def refresh(self) -> dict[str, Any]:
-        done = self.command("status", "--json")
-        self.status = json.loads(done.stdout)
+        """What `headworks status --json` says, without starting a command for it."""
+        layout = Layout(self.data)
+        state = read_state(layout)
+        self.status = describe(layout, state) if state else {"ready": False, "phase": "stopped"}
         return self.status
 
     @property
@@ -83,10 +88,15 @@ class Stack:
         )
 
     def check(self, *, quiescent: bool = True) -> dict[str, Any]:
-        words = ["check", "--json", *(["--quiescent"] if quiescent else [])]
-        done = self.command(*words)
-        assert done.stdout, done.stderr
-        return json.loads(done.stdout)
+        """What `headworks check --json` says."""
+        with self.admin() as admin:
+            answer = admin.get("/admin/check", params={"quiescent": str(quiescent).lower()})
+            if answer.status_code != 200:
+                return {
+                    "ok": False,
+                    "items": [{"name": "check", "ok": False, "detail": answer.text}],
+                }
+            return answer.json()
 
     def settles(self, within_s: float = WAIT_S) -> None:
         """Wait until `check --quiescent` is clean, or fail with what is off."""
