@@ -103,7 +103,7 @@ class Gateway:
         """End what is under way, settle it, give the lease back. Bounded."""
         await self.relay.drain()
         await self._background.close()
-        await self._books.recover()
+        await self._last_words()
         await self._dispatch.close()
         await self._ledger.close()
         await self._spool.close()
@@ -238,6 +238,14 @@ class Gateway:
                 await retire_lease(conn, self.id)
         except StoreAwayError:
             _log.warning("the lease could not be retired; the sweeper will see it run out")
+
+    async def _last_words(self) -> None:
+        """What the spool holds, if the ledger takes it in time; else the next life adopts it."""
+        try:
+            async with asyncio.timeout(self.settings.settle_ms / 1000):
+                await self._books.recover()
+        except TimeoutError:
+            _log.warning("the spool is left for another incarnation to replay")
 
     async def _cut_slow_readers(self) -> None:
         self.relay.cut_slow_readers()

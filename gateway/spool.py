@@ -94,8 +94,8 @@ class Spool:
 
     @property
     def takes_new_work(self) -> bool:
-        """Half of it is kept for the ends of requests already accepted."""
-        return self.size_bytes < self._bytes_max // 2
+        """Two thirds are kept for the ends of requests already accepted, which say more."""
+        return self.size_bytes < self._bytes_max // 3
 
     async def append(self, record: Record) -> None:
         """Returns when it is on disk. Raises SpoolError."""

@@ -6,6 +6,17 @@ from pathlib import Path
 import pytest
 
 from tests.support.gateway_world import Caller, World, a_world
+from tests.support.services import ValkeyServer
+
+
+@pytest.fixture(scope="module")
+def valkey_url(valkey_server: ValkeyServer) -> str:
+    """Emptied for each module, as its database is, and not for each test.
+
+    A dispatcher without memory waits a second before it serves.
+    """
+    valkey_server.flush()
+    return valkey_server.embedded.url
 
 
 @pytest.fixture

@@ -27,8 +27,13 @@ from tests.support.scripted_worker import answers, whole_text
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
 
 
-@pytest.mark.parametrize("path", PATHS)
-async def test_a_whole_answer_is_told_and_settled(world: World, caller: Caller, path: str) -> None:
+async def test_whole_answers_are_told_and_settled(world: World) -> None:
+    for path in PATHS:
+        await whole_answer(world, await world.add_caller(), path)
+    await world.dispatcher_is_empty()
+
+
+async def whole_answer(world: World, caller: Caller, path: str) -> None:
     response = await post(world, caller, path)
     assert response.status_code == 200, response.text
     assert text_of(path, response) == whole_text(5)
@@ -44,14 +49,16 @@ async def test_a_whole_answer_is_told_and_settled(world: World, caller: Caller, 
     assert row.inter_token_ms is not None
     assert row.prefill_ms == 2.0
     assert await world.balance(caller) == (row.billed_micro, 0)
+
+
+async def test_streams_keep_their_grammar_and_are_settled(world: World) -> None:
+    world.worker.default = answers(20, gap_s=0.002)
+    for path in PATHS:
+        await streamed_answer(world, await world.add_caller(), path)
     await world.dispatcher_is_empty()
 
 
-@pytest.mark.parametrize("path", PATHS)
-async def test_a_stream_keeps_its_grammar_and_is_settled(
-    world: World, caller: Caller, path: str
-) -> None:
-    world.worker.default = answers(20, gap_s=0.002)
+async def streamed_answer(world: World, caller: Caller, path: str) -> None:
     extra: Any = {} if path == MESSAGES else {"stream_options": {"include_usage": True}}
     response = await post(world, caller, path, stream=True, **extra)
     assert response.status_code == 200
@@ -71,7 +78,6 @@ async def test_a_stream_keeps_its_grammar_and_is_settled(
     assert row.cause is EndCause.COMPLETE
     assert row.metered_output_tokens == row.delivered_tokens == 20
     assert row.stream
-    await world.dispatcher_is_empty()
 
 
 async def test_an_answer_cut_at_max_tokens_ends_by_length(world: World, caller: Caller) -> None:

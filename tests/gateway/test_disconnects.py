@@ -13,7 +13,7 @@ from core.protocol import Tokens
 from tests.support.anthropic_grammar import check_anthropic_stream
 from tests.support.client import Reply, ask
 from tests.support.gateway_requests import CHAT, MESSAGES, PATHS, a_body
-from tests.support.gateway_world import Caller, World, a_capacity, a_world, until
+from tests.support.gateway_world import POOL, Caller, World, a_capacity, a_world, until
 from tests.support.openai_grammar import check_openai_chat_stream
 from tests.support.raw_server import reset
 from tests.support.scripted_worker import Behaviour, Run, answers, hangs, refuses
@@ -34,58 +34,66 @@ async def leaves(world: World, caller: Caller, path: str, *, after_s: float, str
     )
 
 
-@pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("path", PATHS)
-async def test_leaving_mid_answer_stops_the_engine(
-    world: World, caller: Caller, path: str, *, stream: bool
-) -> None:
+async def test_leaving_mid_answer_stops_the_engine(world: World) -> None:
     world.worker.default = answers(300, gap_s=0.01)
-    reply = await leaves(world, caller, path, after_s=0.4, stream=stream)
-    assert reply.left
-    (row,) = await world.settled(caller, 1)
-    assert row.cause is EndCause.CLIENT_CANCELLED
-    assert world.worker.aborts == [f"{row.request_id}:1"]
-    (produced,) = world.worker.journal.values()
-    assert row.metered_output_tokens == produced.output_tokens < 100
-    assert row.delivered_tokens <= row.metered_output_tokens
-    assert (row.delivered_tokens > 0) == stream
-    assert await world.balance(caller) == (row.billed_micro, 0)
+    kinds = [(path, stream) for path in PATHS for stream in (True, False)]
+    callers = [await world.add_caller() for _ in kinds]
+    replies = await asyncio.gather(
+        *(
+            leaves(world, caller, path, after_s=0.5, stream=stream)
+            for caller, (path, stream) in zip(callers, kinds, strict=True)
+        )
+    )
+    for caller, (path, stream), reply in zip(callers, kinds, replies, strict=True):
+        assert reply.left
+        (row,) = await world.settled(caller, 1)
+        assert row.cause is EndCause.CLIENT_CANCELLED
+        assert f"{row.request_id}:1" in world.worker.aborts
+        produced = world.worker.journal[row.request_id, 1]
+        assert row.metered_output_tokens == produced.output_tokens < 100
+        assert row.delivered_tokens <= row.metered_output_tokens
+        assert (row.delivered_tokens > 0) == stream
+        assert await world.balance(caller) == (row.billed_micro, 0)
+        if stream and path == CHAT:
+            check_openai_chat_stream(reply.body, include_usage=False, cut=True)
+        if stream and path == MESSAGES:
+            check_anthropic_stream(reply.body, cut=True)
     await world.dispatcher_is_empty()
-    if stream and path == CHAT:
-        check_openai_chat_stream(reply.body, include_usage=False, cut=True)
-    if stream and path == MESSAGES:
-        check_anthropic_stream(reply.body, cut=True)
 
 
-@pytest.mark.parametrize("stream", [True, False])
-async def test_leaving_before_the_engine_starts(
-    world: World, caller: Caller, *, stream: bool
-) -> None:
+async def test_leaving_before_the_engine_starts(world: World, caller: Caller) -> None:
     world.worker.default = answers(5, delay_s=5)
-    reply = await leaves(world, caller, CHAT, after_s=0.3, stream=stream)
-    assert (reply.left, reply.status) == (True, 0)
-    (row,) = await world.settled(caller, 1)
-    assert row.cause is EndCause.CLIENT_CANCELLED
-    assert row.metered_output_tokens == row.billed_micro == 0
-    assert world.worker.aborts == [f"{row.request_id}:1"]
+    for reply in await asyncio.gather(
+        leaves(world, caller, CHAT, after_s=0.3, stream=True),
+        leaves(world, caller, CHAT, after_s=0.3, stream=False),
+    ):
+        assert (reply.left, reply.status) == (True, 0)
+    rows = await world.settled(caller, 2)
+    assert {row.cause for row in rows} == {EndCause.CLIENT_CANCELLED}
+    assert {(row.metered_output_tokens, row.billed_micro) for row in rows} == {(0, 0)}
+    assert set(world.worker.aborts) == {f"{row.request_id}:1" for row in rows}
     await world.dispatcher_is_empty()
 
 
-@pytest.mark.parametrize("stream", [True, False])
-async def test_leaving_the_queue(world: World, caller: Caller, *, stream: bool) -> None:
+async def test_leaving_the_queue(world: World, caller: Caller) -> None:
     await world.register(world.worker, capacity=a_capacity(sequences=1))
-    await until(lambda: world.gateway.routes.replicas("tiny-a@local")[0].sequences == 1)
-    await asyncio.sleep(0.2)
-    world.worker.default = answers(200, gap_s=0.01)
-    first = asyncio.create_task(leaves(world, caller, CHAT, after_s=5, stream=True))
+    await until(lambda: world.gateway.routes.replicas(POOL)[0].sequences == 1)
+    await asyncio.sleep(0.2)  # for the dispatcher to hear of it
+    world.worker.default = answers(150, gap_s=0.01)
+    first = asyncio.create_task(leaves(world, caller, CHAT, after_s=8, stream=True))
     await until(lambda: world.worker.requests)
-    second = await leaves(world, caller, CHAT, after_s=0.4, stream=stream)
-    assert second.left
+    second = await world.add_caller()
+    for reply in await asyncio.gather(
+        leaves(world, second, CHAT, after_s=0.4, stream=True),
+        leaves(world, second, CHAT, after_s=0.4, stream=False),
+    ):
+        assert reply.left
     assert len(world.worker.requests) == 1
     assert (await first).status == 200
-    rows = await world.settled(caller, 2)
-    assert [row.cause for row in rows] == [EndCause.COMPLETE, EndCause.CLIENT_CANCELLED]
-    assert rows[1].metered_output_tokens == 0
+    for row in await world.settled(second, 2):
+        assert (row.cause, row.billed_micro) == (EndCause.CLIENT_CANCELLED, 0)
+    (row,) = await world.settled(caller, 1)
+    assert row.cause is EndCause.COMPLETE
     await world.dispatcher_is_empty()
 
 

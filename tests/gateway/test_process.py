@@ -90,20 +90,18 @@ async def test_it_serves_streams_and_stops_on_a_signal(world: World, caller: Cal
     await world.dispatcher_is_empty()
 
 
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
+async def test_a_bad_setting_is_named(world: World) -> None:
+    bad: list[tuple[dict[str, str], str]] = [
         ({"database_url": ""}, "HEADWORKS_DATABASE_URL is not set"),
         ({"gateway_port": "many"}, "HEADWORKS_GATEWAY_PORT"),
         ({"internal_secret": "short"}, "HEADWORKS_INTERNAL_SECRET is shorter than 16 bytes"),
         ({"lease_ms": "0"}, "HEADWORKS_LEASE_MS must be at least 1"),
-    ],
-)
-async def test_a_bad_setting_is_named(world: World, changes: dict[str, str], told: str) -> None:
-    environ = environment(world.settings, **changes)
-    environ.pop("DATABASE_URL", None)
-    code, stderr = await ended(await run(environ))
-    assert (code, told in stderr) == (2, True), stderr
+    ]
+    for changes, told in bad:
+        environ = environment(world.settings, **changes)
+        environ.pop("DATABASE_URL", None)
+        code, stderr = await ended(await run(environ))
+        assert (code, told in stderr) == (2, True), stderr
 
 
 async def test_a_taken_port_and_an_absent_database_end_it_with_the_reason(world: World) -> None:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from core.fleet import ReplicaState
@@ -11,7 +12,10 @@ from core.money import EndCause
 from tests.support.anthropic_grammar import check_anthropic_stream
 from tests.support.gateway_requests import CHAT, MESSAGES, PATHS, error_of, post, text_of
 from tests.support.gateway_world import POOL, Caller, World, a_capacity, a_world, until
-from tests.support.openai_grammar import check_openai_chat_stream
+from tests.support.openai_grammar import (
+    check_openai_chat_stream,
+    check_openai_completion_stream,
+)
 from tests.support.scripted_worker import (
     answers,
     dies,
@@ -38,28 +42,28 @@ async def world(postgres_url: str, valkey_url: str, tmp_path: Path) -> AsyncIter
         yield made
 
 
-@pytest.mark.parametrize("reason", ["full", "draining", "wrong_version", "duplicate"])
-async def test_a_refused_attempt_is_made_again(world: World, caller: Caller, reason: str) -> None:
-    world.worker.script = [refuses(reason), refuses(reason)]
-    response = await post(world, caller)
-    assert text_of(CHAT, response) == whole_text(5)
-    assert [request.attempt for request in world.worker.requests] == [1, 2, 3]
-    (row,) = await world.settled(caller, 1)
-    assert (row.cause, row.metered_output_tokens) == (EndCause.COMPLETE, 5)
-    assert row.metered_prompt_tokens == row.prompt_tokens
+async def test_a_refused_attempt_is_made_again(world: World, caller: Caller) -> None:
+    reasons = ["full", "draining", "wrong_version", "duplicate"]
+    for reason in reasons:
+        world.worker.script = [refuses(reason), refuses(reason)]
+        response = await post(world, caller)
+        assert text_of(CHAT, response) == whole_text(5)
+    attempts = [request.attempt for request in world.worker.requests]
+    assert attempts == [1, 2, 3] * len(reasons)
+    for row in await world.settled(caller, len(reasons)):
+        assert (row.cause, row.metered_output_tokens) == (EndCause.COMPLETE, 5)
+        assert row.metered_prompt_tokens == row.prompt_tokens
     await world.dispatcher_is_empty()
 
 
-@pytest.mark.parametrize("stream", [True, False])
-async def test_what_fits_no_replica_is_refused_by_the_worker(
-    world: World, caller: Caller, *, stream: bool
-) -> None:
-    world.worker.script = [refuses("fits_never", fits_never=True)]
-    response = await post(world, caller, stream=stream)
-    assert response.status_code == 400
-    assert error_of(response)["code"] == "context_length_exceeded"
-    (row,) = await world.settled(caller, 1)
-    assert (row.cause, row.billed_micro) == (EndCause.NOT_STARTED, 0)
+async def test_what_fits_no_replica_is_refused_by_the_worker(world: World, caller: Caller) -> None:
+    for stream in (True, False):
+        world.worker.script = [refuses("fits_never", fits_never=True)]
+        response = await post(world, caller, stream=stream)
+        assert response.status_code == 400
+        assert error_of(response)["code"] == "context_length_exceeded"
+    for row in await world.settled(caller, 2):
+        assert (row.cause, row.billed_micro) == (EndCause.NOT_STARTED, 0)
     await world.dispatcher_is_empty()
 
 
@@ -77,17 +81,17 @@ async def test_what_fits_no_replica_is_refused_before_it_is_sent(
     await world.dispatcher_is_empty()
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("stream", [True, False])
 async def test_a_failure_before_the_first_token_is_an_http_error(
-    world: World, caller: Caller, path: str, *, stream: bool
+    world: World, caller: Caller
 ) -> None:
-    world.worker.script = [fails(retryable=False)]
-    response = await post(world, caller, path, stream=stream)
-    assert response.status_code == 500
-    assert response.json()["error"]["type"] in {"server_error", "api_error"}
-    (row,) = await world.settled(caller, 1)
-    assert (row.cause, row.billed_micro) == (EndCause.FAILED, 0)
+    for path in PATHS:
+        for stream in (True, False):
+            world.worker.script = [fails(retryable=False)]
+            response = await post(world, caller, path, stream=stream)
+            assert response.status_code == 500
+            assert response.json()["error"]["type"] in {"server_error", "api_error"}
+    for row in await world.settled(caller, 2 * len(PATHS)):
+        assert (row.cause, row.billed_micro) == (EndCause.FAILED, 0)
     await world.dispatcher_is_empty()
 
 
@@ -112,63 +116,55 @@ async def test_a_retryable_failure_is_tried_again(world: World, caller: Caller) 
     assert text_of(CHAT, await post(world, caller)) == whole_text(5)
 
 
-@pytest.mark.parametrize("after", [None, 0])
-async def test_a_death_before_the_first_token_is_retried(
-    world: World, caller: Caller, after: int | None
-) -> None:
+async def test_a_death_before_the_first_token_is_retried(world: World, caller: Caller) -> None:
     await world.add_worker()
-    for worker in world.workers:
-        worker.script = [dies(after=after)]
-    response = await post(world, caller)
-    assert text_of(CHAT, response) == whole_text(5)
-    (row,) = await world.settled(caller, 1)
-    assert (row.cause, row.metered_output_tokens) == (EndCause.COMPLETE, 5)
-    await world.dispatcher_is_empty()
-
-
-@pytest.mark.parametrize("stream", [True, False])
-async def test_an_answer_that_lacks_only_the_engines_last_word_is_whole(
-    world: World, caller: Caller, *, stream: bool
-) -> None:
-    world.worker.script = [dies(after=5, tokens=5)]
-    response = await post(world, caller, stream=stream)
-    if stream:
-        told = check_openai_chat_stream(response.content, include_usage=False)
-        assert (told.texts, told.done, told.error) == ([whole_text(5)], True, None)
-    else:
+    for after in (None, 0):
+        for worker in world.workers:
+            worker.script = [dies(after=after)]
+        response = await post(world, caller)
         assert text_of(CHAT, response) == whole_text(5)
-    assert len(world.worker.requests) == 1
-    (row,) = await world.settled(caller, 1)
-    assert (row.cause, row.metered_output_tokens) == (EndCause.COMPLETE, 5)
+    for row in await world.settled(caller, 2):
+        assert (row.cause, row.metered_output_tokens) == (EndCause.COMPLETE, 5)
     await world.dispatcher_is_empty()
 
 
-@pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("path", PATHS)
-async def test_a_death_mid_answer_is_resumed_where_it_was(
-    world: World, caller: Caller, path: str, *, stream: bool
-) -> None:
-    second = await world.add_worker()
-    for worker in world.workers:
-        worker.default = answers(30, gap_s=0.002)
-        worker.script = [dies(after=11, tokens=30)]
-    response = await post(world, caller, path, stream=stream)
-    assert response.status_code == 200
-    if not stream:
-        assert text_of(path, response) == whole_text(30)
-    elif path == MESSAGES:
-        assert check_anthropic_stream(response.content).text == whole_text(30)
-    elif path == CHAT:
-        told = check_openai_chat_stream(response.content, include_usage=False)
-        assert told.texts == [whole_text(30)]
-    resumed = max(world.worker.requests + second.requests, key=lambda r: r.attempt)
-    assert len(resumed.choices[0].output_ids) >= 11
-    assert resumed.choices[0].released_chars == len(whole_text(len(resumed.choices[0].output_ids)))
-    (row,) = await world.settled(caller, 1)
-    assert row.cause is EndCause.COMPLETE
-    assert row.metered_output_tokens == row.delivered_tokens == 30
-    assert row.metered_prompt_tokens == row.prompt_tokens
+async def test_a_death_mid_answer_is_resumed_where_it_was(world: World, caller: Caller) -> None:
+    await world.add_worker()
+    for path in PATHS:
+        for stream in (True, False):
+            for worker in world.workers:
+                worker.default = answers(30, gap_s=0.002)
+                worker.script = [dies(after=11, tokens=30)]
+            response = await post(world, caller, path, stream=stream)
+            assert response.status_code == 200
+            assert told_by(path, response) == whole_text(30)
+            assert_resumed(world, response.headers["x-request-id"])
+    for row in await world.settled(caller, 2 * len(PATHS)):
+        assert row.cause is EndCause.COMPLETE
+        assert row.metered_output_tokens == row.delivered_tokens == 30
+        assert row.metered_prompt_tokens == row.prompt_tokens
     await world.dispatcher_is_empty()
+
+
+def told_by(path: str, response: httpx.Response) -> str:
+    if not response.headers["content-type"].startswith("text/event-stream"):
+        return text_of(path, response)
+    if path == MESSAGES:
+        return check_anthropic_stream(response.content).text
+    check = check_openai_chat_stream if path == CHAT else check_openai_completion_stream
+    return check(response.content, include_usage=False).texts[0]
+
+
+def assert_resumed(world: World, request_id: str) -> None:
+    asked = [
+        request
+        for worker in world.workers
+        for request in worker.requests
+        if request.request_id == request_id
+    ]
+    (choice,) = max(asked, key=lambda request: request.attempt).choices
+    assert len(choice.output_ids) >= 11
+    assert choice.released_chars == len(whole_text(len(choice.output_ids)))
 
 
 async def test_a_killed_worker_that_comes_back_finishes_its_streams(

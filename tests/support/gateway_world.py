@@ -1,7 +1,11 @@
 """A real gateway in this process, on real Postgres and Valkey, in front of scripted workers."""
 
 import asyncio
+import atexit
+import functools
 import secrets
+import shutil
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -57,8 +61,11 @@ def a_capacity(*, kv_blocks: int = 1000, sequences: int = 64) -> Capacity:
     )
 
 
-def tiny_store(root: Path) -> tuple[ModelStore, Manifest]:
-    """A store with one tiny model in it."""
+@functools.cache
+def tiny_store() -> tuple[ModelStore, Manifest]:
+    """A store with one tiny model in it, made once for the process: nothing writes to it."""
+    root = Path(tempfile.mkdtemp(prefix="headworks-tiny-"))
+    atexit.register(shutil.rmtree, root, ignore_errors=True)
     source = write_hf(root / "source", TinyLlama(context=CONTEXT))
     store = ModelStore(root / "models")
     return store, pull(str(source), store, name=MODEL)
@@ -215,7 +222,7 @@ async def until_answered(condition: Any, within_s: float = SOON_S) -> None:
 async def a_world(
     postgres_url: str, valkey_url: str, directory: Path, *, workers: int = 1, **changes: Any
 ) -> AsyncIterator[World]:
-    store, manifest = tiny_store(directory)
+    store, manifest = tiny_store()
     values: dict[str, Any] = {
         "database_url": postgres_url,
         "redis_url": valkey_url,

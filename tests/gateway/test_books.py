@@ -1,0 +1,255 @@
+"""Money words when the ledger comes and goes: the pure ledger behind a switch, a real spool."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from core.ledger import Book
+from core.metering import (
+    AttemptTotals,
+    LedgerRefused,
+    RequestTimings,
+    Reserve,
+    Reserved,
+    Settle,
+    Settled,
+    TopUp,
+    Witness,
+)
+from core.money import EndCause, Price
+from core.protocol import Usage
+from gateway.books import AWAY, Books
+from gateway.relay.hold import Hold, HoldLimits, ledger_refusal
+from gateway.routing import Size
+from gateway.spool import Spool
+from store.ledger import LedgerAwayError, NotReservedError
+
+pytestmark = pytest.mark.anyio
+
+PRICE = Price(id="p", input_micro=1_000_000, cached_input_micro=0, output_micro=1_000_000)
+
+
+class SwitchedLedger:
+    """`core.ledger` as the store offers it. `forgets`: does it, and then cannot say so."""
+
+    def __init__(self) -> None:
+        self.book = Book([PRICE])
+        self.book.open_account("free", None)
+        self.book.open_account("capped", 1_000)
+        self.away = False
+        self.forgets = False
+
+    async def _reach(self) -> None:
+        await asyncio.sleep(0)
+        if self.away:
+            raise LedgerAwayError("away")
+
+    def _forget(self) -> None:
+        if self.forgets:
+            raise LedgerAwayError("did it answer?")
+
+    async def reserve(self, asked: Reserve) -> Reserved | LedgerRefused:
+        await self._reach()
+        answer = self.book.reserve(asked)
+        self._forget()
+        return answer
+
+    async def top_up(self, more: TopUp) -> Reserved | LedgerRefused:
+        await self._reach()
+        return self.book.top_up(more)
+
+    async def settle(self, word: Settle) -> Settled:
+        await self._reach()
+        answer = self.book.settle(word)
+        if isinstance(answer, LedgerRefused):
+            raise NotReservedError(word.request_id)
+        self._forget()
+        return answer
+
+    async def reconcile(self, witness: Witness) -> Settled | None:
+        await self._reach()
+        return self.book.reconcile(witness)
+
+
+@pytest.fixture
+def ledger() -> SwitchedLedger:
+    return SwitchedLedger()
+
+
+@pytest.fixture
+async def books(ledger: SwitchedLedger, tmp_path: Path) -> AsyncIterator[Books]:
+    spool = Spool(tmp_path, "gw", bytes_max=4_000)
+    spool.open()
+    yield Books(ledger, spool)
+    await spool.close()
+
+
+def a_reserve(name: str = "req", tenant: str = "free", amount: int = 10) -> Reserve:
+    return Reserve(
+        request_id=name,
+        gateway_id="gw",
+        tenant_id=tenant,
+        key_id="key",
+        amount_micro=amount,
+        price_id="p",
+        model="m",
+        version="v",
+        region="local",
+        service_class="standard",
+        dialect="openai",
+        endpoint="chat_completions",
+        stream=False,
+        prompt_tokens=3,
+        max_tokens=7,
+        created_ms=1,
+    )
+
+
+def a_settle(name: str = "req", tenant: str = "free") -> Settle:
+    usage = Usage(prompt_tokens=3, output_tokens=2)
+    return Settle(
+        request_id=name,
+        tenant_id=tenant,
+        cause=EndCause.COMPLETE,
+        attempts=(AttemptTotals(attempt=1, replica_id="r", usage=usage),),
+        delivered_tokens=2,
+        timings=RequestTimings(),
+        ended_ms=2,
+    )
+
+
+async def test_with_the_ledger_there_nothing_is_spooled(
+    books: Books, ledger: SwitchedLedger
+) -> None:
+    assert await books.reserve(a_reserve(), hard_capped=False) == Reserved(reserved_micro=10)
+    await books.settle(a_settle())
+    assert ledger.book.rows["req"].billed_micro == 5
+    assert books.spool_bytes == 0
+
+
+@pytest.mark.parametrize("when", ["before the reserve", "before the settle"])
+async def test_what_the_ledger_misses_is_made_up_for(
+    books: Books, ledger: SwitchedLedger, when: str
+) -> None:
+    ledger.away = when == "before the reserve"
+    assert await books.reserve(a_reserve(), hard_capped=False) == Reserved(reserved_micro=10)
+    ledger.away = True
+    await books.settle(a_settle())
+    assert books.away
+    assert await books.recover() == 0
+    ledger.away = False
+    assert await books.recover() == (2 if when == "before the reserve" else 1)
+    assert ledger.book.rows["req"].billed_micro == 5
+    assert (books.away, books.spool_bytes, books.refused_words) == (False, 0, 0)
+
+
+async def test_a_settlement_does_not_overtake_its_spooled_reservation(
+    books: Books, ledger: SwitchedLedger
+) -> None:
+    ledger.away = True
+    await books.reserve(a_reserve(), hard_capped=False)
+    ledger.away = False  # it is back, and the spool not yet replayed
+    await books.settle(a_settle())
+    assert ledger.book.rows == {}
+    await books.recover()
+    assert ledger.book.rows["req"].billed_micro == 5
+    assert books.refused_words == 0
+
+
+async def test_hard_capped_tenants_are_refused_and_nothing_stays_held(
+    books: Books, ledger: SwitchedLedger
+) -> None:
+    ledger.forgets = True
+    assert await books.reserve(a_reserve(tenant="capped"), hard_capped=True) == AWAY
+    assert ledger.book.accounts["capped"].reserved_micro == 10
+    ledger.forgets = False
+    assert await books.reserve(a_reserve("two", "capped"), hard_capped=True) == AWAY
+    await books.recover()
+    assert ledger.book.accounts["capped"].reserved_micro == 0
+    assert set(ledger.book.rows) == {"req"}
+
+
+async def test_a_full_spool_refuses_new_work_and_keeps_room_for_ends(
+    books: Books, ledger: SwitchedLedger
+) -> None:
+    ledger.away = True
+    accepted = 0
+    while await books.reserve(a_reserve(f"r{accepted}"), hard_capped=False) != AWAY:
+        accepted += 1
+    assert 0 < accepted < 20
+    for i in range(accepted):
+        await books.settle(a_settle(f"r{i}"))
+    ledger.away = False
+    await books.recover()
+    assert [row.cause for row in ledger.book.rows.values()] == [EndCause.COMPLETE] * accepted
+
+
+async def test_a_settlement_that_fits_nowhere_is_said_and_not_raised(
+    books: Books, ledger: SwitchedLedger
+) -> None:
+    ledger.away = True
+    for i in range(50):
+        await books.settle(a_settle(f"r{i}"))
+    assert books.spool_bytes <= 4_000
+
+
+async def test_words_the_ledger_does_not_know_are_counted(
+    books: Books, ledger: SwitchedLedger
+) -> None:
+    await books.settle(a_settle("never reserved"))
+    assert books.refused_words == 1
+
+
+async def test_top_ups_and_checkpoints_wait_for_the_ledger(
+    books: Books, ledger: SwitchedLedger
+) -> None:
+    await books.reserve(a_reserve(tenant="capped"), hard_capped=True)
+    more = TopUp(request_id="req", tenant_id="capped", total_micro=20)
+    assert await books.top_up(more) == Reserved(reserved_micro=20)
+    ledger.away = True
+    assert await books.top_up(more) == AWAY
+    assert await books.top_up(more) == AWAY
+    usage = Usage(output_tokens=1)
+    witness = Witness(request_id="req", attempt=1, source="checkpoint", usage=usage, final=False)
+    await books.checkpoint([witness])
+    ledger.away = False
+    await books.recover()
+    await books.checkpoint([witness])
+    assert ledger.book.heard["req", 1, "checkpoint"].usage == usage
+    ledger.away = True
+    await books.checkpoint([witness])
+    assert books.away
+
+
+async def test_a_hold_tries_again_while_the_ledger_is_away(
+    books: Books, ledger: SwitchedLedger
+) -> None:
+    size = Size(prompt_tokens=3, max_tokens=100, choices=1)
+    limits = HoldLimits(first_output_tokens=40)
+    hold = Hold(
+        books, a_reserve(tenant="capped"), price=PRICE, size=size, hard_capped=True, limits=limits
+    )
+    assert await hold.held() is None
+    assert ledger.book.rows["req"].reserved_micro == 43
+    ledger.away = True
+    assert not hold.spent(30)
+    await asyncio.sleep(0.05)
+    assert hold.spent(36)  # close to the end of what is held, and no more to be had
+    await hold.release(ended_ms=5)
+    ledger.away = False
+    await books.recover()
+    assert ledger.book.accounts["capped"].reserved_micro == 0
+
+
+@pytest.mark.parametrize("reason", ["hard_cap", "away", "no_account", "id_reused"])
+def test_every_refusal_is_explained(reason: str) -> None:
+    refused = LedgerRefused(
+        reason=reason, reserved_micro=1, posted_micro=2_000_000, hard_cap_micro=2_000_001
+    )
+    refusal = ledger_refusal(refused, "USD")
+    assert refusal.message
+    if reason == "hard_cap":
+        assert "2.000001 USD" in refusal.message
+        assert "0.000001 USD is reserved" in refusal.message
