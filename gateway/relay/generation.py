@@ -50,6 +50,7 @@ from text.rules import TextRules
 
 _log = logging.getLogger(__name__)
 
+HTTP_SERVER_ERROR = 500
 FAULT = Refusal(code=Code.INTERNAL, message="The model failed to answer. Please retry.")
 DIED = Refusal(code=Code.UNAVAILABLE, message="The model's replica was lost. Please retry.")
 BUSY = Refusal(code=Code.OVERLOADED, message="This model is overloaded. Please retry.")
@@ -133,6 +134,7 @@ class Generation:
         self._attempt: _Attempt | None = None
         self._attempts = 0
         self._setbacks = {"nack": 0, "unsent": 0, "death": 0}
+        self._aborting: set[asyncio.Task[bool]] = set()
         self._unreached = 0  # tries in a row, since _unreached_s
         self._unreached_s = 0.0
         self._delivery = Delivery(
@@ -249,10 +251,18 @@ class Generation:
         attempt = self._attempt = _Attempt(self._attempts, place, stream)
         try:
             end = await self._follow(attempt)
-        except (ConnectFailedError, WorkerRefusedError) as error:
+        except ConnectFailedError as error:
             end = _Setback("unsent", str(error))
+        except WorkerRefusedError as error:
+            end = self._not_understood(error)
         except CutError as cut:
             end = _Setback("death", cut.reason)
+            # It may be the way that is broken and not the worker: what we cannot read any
+            # more, it need not produce.
+            abort = self._parts.workers.abort(place.url, self.job.request_id, attempt.number)
+            aborting = asyncio.create_task(abort)
+            self._aborting.add(aborting)
+            aborting.add_done_callback(self._aborting.discard)
         if not attempt.ended:
             self._end(attempt, attempt.usage)
         return end
@@ -328,6 +338,14 @@ class Generation:
         facts = {"request_id": self.job.request_id, "code": frame.code}
         _log.error(f"a worker failed: {frame.message}", extra={"facts": facts})
         return Outcome(cause=EndCause.FAILED, refusal=FAULT)
+
+    def _not_understood(self, error: WorkerRefusedError) -> Outcome | _Setback:
+        """A 4xx is our fault, and would be the same everywhere; a 5xx may be the worker's."""
+        if error.status >= HTTP_SERVER_ERROR:
+            return _Setback("unsent", str(error))
+        facts = {"request_id": self.job.request_id, "status": error.status}
+        _log.error("a worker did not take what we sent", extra={"facts": facts})
+        return Outcome(cause=self._failed_cause(), refusal=FAULT)
 
     def _finished(self, attempt: _Attempt, frame: Finished) -> Outcome | _Setback:
         self._end(attempt, frame.usage)

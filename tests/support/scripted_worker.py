@@ -101,7 +101,7 @@ class Run:
         return self.abort.is_set()
 
 
-Behaviour = Callable[[Run], Awaitable[None]]
+Behaviour = Callable[[Run], Awaitable[None]] | int  # a number: only this HTTP status
 
 
 def answers(tokens: int, *, gap_s: float = 0.0, delay_s: float = 0.0, cached: int = 0) -> Behaviour:
@@ -308,6 +308,9 @@ class ScriptedWorker:
         self.arrived.set()
         watcher = asyncio.create_task(self._watch(reader, run))
         try:
+            if isinstance(behaviour, int):
+                writer.write(b"HTTP/1.1 %d No\r\ncontent-length: 0\r\n\r\n" % behaviour)
+                return
             writer.write(FRAMES_HEAD)
             await behaviour(run)
             writer.write(LAST_CHUNK)
