@@ -1,11 +1,18 @@
-"""The gateway as a raw ASGI application: which path is answered by what.
+"""The gateway's Litestar application: one mount, and which path is answered by what.
 
-Every path is either generating, where a framework's routing would cost as much as the rest of
-the request, or trivial. Whatever is none of our paths is refused in the caller's dialect.
+Litestar opens and closes it. Below the mount requests are raw ASGI: a typed handler costs as
+much as the rest of a request, and is never told that its client has left. Whatever is none of
+our paths is refused in the caller's dialect.
 """
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import cast
+from urllib.parse import unquote
+
+from litestar import Litestar, asgi
+from litestar import types as litestar_types
 
 from gateway.api.answers import AnswerLimits
 from gateway.api.counting import CountTokensEndpoint
@@ -21,8 +28,34 @@ _log = logging.getLogger(__name__)
 Answerer = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-class App:
+def create_app(gateway: Gateway) -> Litestar:
     """Opens and closes the gateway with the server's lifespan."""
+    paths = Paths(gateway)
+
+    @asynccontextmanager
+    async def opened(_app: Litestar) -> AsyncIterator[None]:
+        try:
+            await gateway.open()
+        except Exception:
+            _log.exception("the gateway cannot start")
+            raise
+        try:
+            paths.build()
+            yield
+        finally:
+            await gateway.close()
+
+    @asgi("/", is_mount=True, copy_scope=False)
+    async def mount(
+        scope: litestar_types.Scope, receive: litestar_types.Receive, send: litestar_types.Send
+    ) -> None:
+        await paths(cast("Scope", scope), cast("Receive", receive), cast("Send", send))
+
+    return Litestar([mount], lifespan=[opened], openapi_config=None, logging_config=None)
+
+
+class Paths:
+    """What answers each path."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -31,31 +64,17 @@ class App:
         self._nowhere: Answerer | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request, or the lifespan."""
-        if scope["type"] == "lifespan":
-            await self._lifespan(receive, send)
-            return
-        answerer = self._paths.get(scope["path"])
+        """One request."""
+        # A mount rewrites the path; ours mean what the client wrote.
+        path = scope["path"] = unquote(scope["raw_path"].decode("ascii"))
+        answerer = self._paths.get(path)
         if answerer is None:
-            answerer = self._model if scope["path"].startswith(PREFIX) else self._nowhere
+            answerer = self._model if path.startswith(PREFIX) else self._nowhere
         assert answerer is not None, "the server takes no request before the lifespan began"
         await answerer(scope, receive, send)
 
-    async def _lifespan(self, receive: Receive, send: Send) -> None:
-        await receive()
-        try:
-            await self._gateway.open()
-        except Exception as error:  # noqa: BLE001 - the server wants it as a message
-            _log.error("the gateway cannot start", exc_info=error)
-            await send({"type": "lifespan.startup.failed", "message": str(error)})
-            return
-        self._build()
-        await send({"type": "lifespan.startup.complete"})
-        await receive()
-        await self._gateway.close()
-        await send({"type": "lifespan.shutdown.complete"})
-
-    def _build(self) -> None:
+    def build(self) -> None:
+        """Once the gateway is open."""
         gateway, settings = self._gateway, self._gateway.settings
         edge = Edge(
             auth=gateway.auth,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import uvicorn
 
-from gateway.app import App
+from gateway.app import create_app
 from gateway.gateway import Gateway
 from gateway.http_protocol import bounded
 from gateway.settings import GatewaySettings
@@ -65,7 +65,7 @@ def make_server(settings: GatewaySettings) -> Server:
     """Ready to `serve`."""
     gateway = Gateway(settings)
     config = uvicorn.Config(
-        App(gateway),
+        create_app(gateway),
         http=bounded(
             head_bytes_max=settings.head_bytes_max,
             head_timeout_s=settings.head_timeout_ms / 1000,
