@@ -4,16 +4,22 @@
                      ├─ settle (bill = 0) ─► released     a bill over it is an overage entry
                      └─ expire ────────────► expired      by the sweeper, for a dead gateway
 
+What is billed is a function of the end cause, the witnesses' words and what was asked for
+(`core.money.billable`), whatever order they came in. Under a hard cap it is cut: to what the
+request holds when it ends, and afterwards to what it held and to the room that is left, for
+good. What was cut off is metered, and ours to bear.
+
 Two-phase as TigerBeetle's pending transfers, with its idempotency by the caller's id: the
 same words again have no further effect and get the same answer; an id that was refused stays
 refused. Expected refusals are values, tried in the order each function lists them.
 
-Invariant: an account's balances are the fold of its entries, which are numbered without a
-gap and never change.
+Invariants: an account's balances are the fold of its entries, which are numbered without a
+gap and never change. No word takes posted + reserved over a hard cap.
 """
 
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from typing import TypeAlias
 
 import msgspec
 
@@ -27,7 +33,7 @@ from core.metering import (
     TopUp,
     Witness,
 )
-from core.money import EndCause, Price, billed_micro
+from core.money import EndCause, Price, billable, billed_micro
 from core.protocol import Usage
 
 LOST_IN_JOURNAL = "lost"  # a journal's word on an attempt that its worker did not live to end
@@ -41,7 +47,7 @@ class EntryKind(StrEnum):
     SETTLE = "settle"  # frees the reservation and posts a bill, up to what was reserved
     RELEASE = "release"  # frees it for nothing
     EXPIRE = "expire"  # frees it for nothing, on the sweeper's word
-    OVERAGE = "overage"  # the part of a bill over its reservation
+    OVERAGE = "overage"  # the part of a bill over its reservation, where there is no cap
     CORRECTION = "correction"  # a witness or the gateway changed a bill already posted
 
 
@@ -79,6 +85,9 @@ class Heard(msgspec.Struct, frozen=True, kw_only=True):
     at_ms: int = 0
 
 
+Said: TypeAlias = tuple[int, str, Heard]  # about an attempt, by a source
+
+
 class Expire(msgspec.Struct, frozen=True, kw_only=True):
     """The sweeper ends a request whose gateway is silent."""
 
@@ -94,8 +103,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     cause: EndCause | None = None
     provisional: bool = False  # the sweeper's word, which yields to the gateway's
     metered: Usage = Usage()
+    accepted_tokens: int = 0  # of the metered output, as far as the gateway has said
     attempts: int = 0  # the highest number heard of
     billed_micro: int = 0
+    bill_limit_micro: int | None = None  # what a hard cap has cut the bill to, for good
     delivered_tokens: int = 0
     timings: RequestTimings = RequestTimings()
     ended_ms: int = 0
@@ -122,7 +133,11 @@ class Book:
         )
 
     def set_hard_cap(self, tenant_id: str, hard_cap_micro: int | None) -> None:
-        """A cap under what is posted and reserved refuses what is new, and takes nothing back."""
+        """The operator's word: it refuses what is new, and changes nothing else.
+
+        A cap may be set under what is posted and reserved: then that only falls, until there
+        is room again.
+        """
         account = self.accounts[tenant_id]
         self.accounts[tenant_id] = msgspec.structs.replace(account, hard_cap_micro=hard_cap_micro)
 
@@ -199,7 +214,7 @@ class Book:
             return LedgerRefused(reason="not_open")
         if row.cause is not None:
             return self._close(row, row.cause)
-        cause = provisional_cause(self._metered(word.request_id))
+        cause = provisional_cause(metered(self._said(word.request_id)))
         row = self._keep(row, cause=cause, provisional=True, ended_ms=word.ended_ms)
         return self._close(row, cause, freeing=EntryKind.EXPIRE)
 
@@ -214,7 +229,7 @@ class Book:
             return None
         cause = row.cause
         if row.provisional:
-            cause = provisional_cause(self._metered(witness.request_id))
+            cause = provisional_cause(metered(self._said(witness.request_id)))
             row = self._keep(row, cause=cause)
         return self._close(row, cause)
 
@@ -239,8 +254,11 @@ class Book:
         called.
         """
         asked = row.asked
-        metered = self._metered(asked.request_id)
-        bill = billed_micro(cause, self.prices[asked.price_id], metered)
+        row = self._count(row)
+        due = self._due(row, cause)
+        bill = due
+        if self.accounts[asked.tenant_id].hard_cap_micro is not None:
+            bill = min(due, self._affordable(row, is_open=freeing is not None))
         if freeing is not None:
             kind = EntryKind.SETTLE if bill > 0 else freeing
             covered = min(bill, row.reserved_micro)
@@ -249,9 +267,39 @@ class Book:
                 self._post(asked, EntryKind.OVERAGE, posted=bill - covered)
         elif bill != row.billed_micro:
             self._post(asked, EntryKind.CORRECTION, posted=bill - row.billed_micro)
-        attempts = max((attempt for attempt, _ in self._witnesses(asked.request_id)), default=0)
-        self._keep(row, metered=metered, billed_micro=bill, attempts=attempts)
-        return Settled(billed_micro=bill, metered=metered, cause=cause)
+        limit = bill if bill < due else row.bill_limit_micro
+        self._keep(row, billed_micro=bill, bill_limit_micro=limit)
+        return Settled(billed_micro=bill, metered=row.metered, cause=cause)
+
+    def _count(self, row: Row) -> Row:
+        said = self._said(row.asked.request_id)
+        return self._keep(
+            row,
+            metered=metered(said),
+            accepted_tokens=accepted_tokens(said),
+            attempts=max((attempt for attempt, _, _ in said), default=0),
+        )
+
+    def _due(self, row: Row, cause: EndCause) -> int:
+        """What the request costs, but for what a hard cap may take off it now."""
+        usage = billable(
+            cause,
+            row.metered,
+            accepted_tokens=row.accepted_tokens,
+            max_tokens=row.asked.max_tokens * row.asked.choices,
+        )
+        due = billed_micro(cause, self.prices[row.asked.price_id], usage)
+        return due if row.bill_limit_micro is None else min(due, row.bill_limit_micro)
+
+    def _affordable(self, row: Row, *, is_open: bool) -> int:
+        """The most that a hard cap lets it be billed.
+
+        A request that has ended holds nothing any more: others may have taken its room.
+        """
+        if is_open:
+            return row.reserved_micro
+        room = room_micro(self.accounts[row.asked.tenant_id])
+        return max(row.billed_micro, min(row.reserved_micro, row.billed_micro + room))
 
     def _row(self, request_id: str, tenant_id: str) -> Row | None:
         row = self.rows.get(request_id)
@@ -267,11 +315,8 @@ class Book:
         before = self.heard.get(key)
         self.heard[key] = heard if before is None else merge(before, heard)
 
-    def _witnesses(self, request_id: str) -> list[tuple[int, Heard]]:
-        return [(key[1], heard) for key, heard in self.heard.items() if key[0] == request_id]
-
-    def _metered(self, request_id: str) -> Usage:
-        return metered(self._witnesses(request_id))
+    def _said(self, request_id: str) -> list[Said]:
+        return [(*key[1:], heard) for key, heard in self.heard.items() if key[0] == request_id]
 
     def _post(self, asked: Reserve, kind: EntryKind, *, reserved: int = 0, posted: int = 0) -> None:
         account = self.accounts[asked.tenant_id]
@@ -312,6 +357,12 @@ def release(request_id: str, tenant_id: str, ended_ms: int) -> Settle:
 def is_release(word: Settle) -> bool:
     """Whether this frees a reservation and says that nothing was done for it."""
     return word.cause is EndCause.NOT_STARTED and not word.attempts
+
+
+def room_micro(account: Account) -> int:
+    """How much more a capped account may hold or be billed; 0 when its cap was lowered under it."""
+    assert account.hard_cap_micro is not None
+    return max(0, account.hard_cap_micro - account.posted_micro - account.reserved_micro)
 
 
 def over_cap(account: Account, extra_micro: int) -> LedgerRefused | None:
@@ -366,21 +417,40 @@ def merge(one: Heard, other: Heard) -> Heard:
     )
 
 
-def metered(witnesses: Iterable[tuple[int, Heard]]) -> Usage:
-    """A request's totals from (attempt, word) pairs.
+def metered(said: Iterable[Said]) -> Usage:
+    """A request's totals from all that was said of it.
 
     Within an attempt: the exact word if there is one, else the highest of each total, for
     honest witnesses only ever say too little. Over attempts: output tokens add up, since each
     attempt produces its own; the prompt counts once, from the attempt that read the most of
     it and, among equals, found the most in cache, so that a retry never costs the tenant more.
     """
-    attempts: dict[int, list[Heard]] = {}
-    for attempt, heard in witnesses:
-        attempts.setdefault(attempt, []).append(heard)
-    totals = [_attempt_total(words) for words in attempts.values()]
+    totals = _attempt_totals(said).values()
     prompt, cached = max(((t.prompt_tokens, t.cached_tokens) for t in totals), default=(0, 0))
     output = sum(total.output_tokens for total in totals)
     return Usage(prompt_tokens=prompt, cached_tokens=cached, output_tokens=output)
+
+
+def accepted_tokens(said: Iterable[Said]) -> int:
+    """The output that the gateway says it accepted, of each attempt within what was metered.
+
+    An attempt that it does not speak of brought it nothing.
+    """
+    said = list(said)
+    own = {
+        attempt: heard.usage.output_tokens for attempt, source, heard in said if source == "gateway"
+    }
+    return sum(
+        min(own.get(attempt, 0), total.output_tokens)
+        for attempt, total in _attempt_totals(said).items()
+    )
+
+
+def _attempt_totals(said: Iterable[Said]) -> dict[int, Usage]:
+    attempts: dict[int, list[Heard]] = {}
+    for attempt, _, heard in said:
+        attempts.setdefault(attempt, []).append(heard)
+    return {attempt: _attempt_total(words) for attempt, words in attempts.items()}
 
 
 def _attempt_total(words: list[Heard]) -> Usage:

@@ -6,7 +6,8 @@
     reconcile ► Settled                       a witness's absolute totals, any order, any number
 
 Two-phase as in TigerBeetle's transfers: a reservation ends in exactly one of settled,
-released, expired. A bill over the reservation is posted as a separate overage entry.
+released, expired. A bill over the reservation is posted as a separate overage entry where
+there is no hard cap, and cut to the reservation where there is one.
 """
 
 import msgspec
@@ -32,7 +33,8 @@ class Reserve(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str
     stream: bool
     prompt_tokens: int
-    max_tokens: int
+    max_tokens: int  # for each choice
+    choices: int = 1
     created_ms: int
 
 
@@ -60,7 +62,7 @@ class TopUp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttemptTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt's totals as one witness knows them."""
+    """One attempt's totals as one witness knows them. The gateway's are what it accepted."""
 
     attempt: int
     replica_id: str

@@ -1,5 +1,7 @@
 """Money: integers in micro-units of the currency, one rounding rule, one billing policy.
 
+    billed = charge(price, billable(cause, metered)), and nothing for some causes
+
 Prices are micro-units per million tokens. A charge is summed exactly and divided once, half
 up: `(Σ tokens * price + 500_000) // 1_000_000`. No float touches money anywhere.
 """
@@ -26,7 +28,7 @@ class EndCause(StrEnum):
     NOT_STARTED = "not_started"  # ended before any worker took it
 
 
-# metered -> billed. LOST bills what the journal witnesses: the client had a stream of it.
+# Whether a request that ended so pays for its tokens; `billable` says for how many.
 BILLS_TOKENS: dict[EndCause, bool] = {
     EndCause.COMPLETE: True,
     EndCause.LENGTH: True,
@@ -62,14 +64,27 @@ def charge_micro(price: Price, usage: Usage) -> int:
     return price.request_micro + (exact + TOKENS_PER_PRICE // 2) // TOKENS_PER_PRICE
 
 
-def billed_micro(cause: EndCause, price: Price, metered: Usage) -> int:
-    """The bill: the end cause's policy applied to what was metered.
+def billable(cause: EndCause, metered: Usage, *, accepted_tokens: int, max_tokens: int) -> Usage:
+    """What of the metered tokens may be billed. The prompt is, once, as metered.
 
-    A request that produced and read nothing costs nothing, whatever its cause.
+    Of the output, what the gateway accepted of each attempt: what an attempt produced beyond
+    that went into no answer, and is ours to bear. The gateway of a LOST request did not live
+    to say, and its client had a stream: as metered. Never more than `max_tokens`, which all
+    choices together were to have.
     """
-    if not BILLS_TOKENS[cause] or metered == Usage():
+    output = metered.output_tokens if cause is EndCause.LOST else accepted_tokens
+    return Usage(
+        prompt_tokens=metered.prompt_tokens,
+        cached_tokens=metered.cached_tokens,
+        output_tokens=min(output, max_tokens),
+    )
+
+
+def billed_micro(cause: EndCause, price: Price, usage: Usage) -> int:
+    """The bill for what is `billable`. Nothing read and nothing accepted costs nothing."""
+    if not BILLS_TOKENS[cause] or usage == Usage():
         return 0
-    return charge_micro(price, metered)
+    return charge_micro(price, usage)
 
 
 def worst_case_micro(price: Price, *, prompt_tokens: int, output_tokens: int) -> int:

@@ -1,7 +1,7 @@
 """What must hold of the ledger's books after every word, and once all is at rest."""
 
-from core.ledger import Account, Book, EntryKind, Row
-from core.money import EndCause, billed_micro
+from core.ledger import Account, Book, Row
+from core.money import EndCause, billable, billed_micro
 
 
 class BankRules:
@@ -12,7 +12,6 @@ class BankRules:
         self._seen = 0
         self._reserved: dict[str, int] = {}
         self._posted: dict[str, int] = {}
-        self._beyond: dict[str, int] = {}  # posted beyond any reservation
         self._causes: dict[str, EndCause] = {}
 
     def problems(self) -> list[str]:
@@ -24,7 +23,7 @@ class BankRules:
         return found
 
     def rest_problems(self) -> list[str]:
-        """Nothing is reserved, and every bill is the policy applied to what was metered."""
+        """Nothing is reserved, and every bill is the policy applied, cut only by a hard cap."""
         found = [
             f"{account.tenant_id} still has {account.reserved_micro} reserved"
             for account in self._book.accounts.values()
@@ -40,9 +39,6 @@ class BankRules:
             tenant = entry.tenant_id
             self._reserved[tenant] = self._reserved.get(tenant, 0) + entry.reserved_delta_micro
             self._posted[tenant] = self._posted.get(tenant, 0) + entry.posted_delta_micro
-            if entry.kind in {EntryKind.OVERAGE, EntryKind.CORRECTION}:
-                beyond = self._beyond.get(tenant, 0) + max(0, entry.posted_delta_micro)
-                self._beyond[tenant] = beyond
         self._seen = len(self._book.entries)
 
     def _end_problems(self) -> list[str]:
@@ -65,10 +61,20 @@ class BankRules:
             found.append(f"{tenant}: {account.reserved_micro} reserved, open requests hold {held}")
         if not account.posted_micro == self._posted.get(tenant, 0) == billed:
             found.append(f"{tenant}: {account.posted_micro} posted, bills are {billed}")
-        cap, beyond = account.hard_cap_micro, self._beyond.get(tenant, 0)
-        if cap is not None and account.posted_micro + account.reserved_micro > cap + beyond:
+        cap = account.hard_cap_micro
+        if cap is not None and account.posted_micro + account.reserved_micro > cap:
             found.append(f"{tenant}: {account.posted_micro} + {account.reserved_micro} over {cap}")
         return found
 
     def _bill(self, row: Row, cause: EndCause) -> int:
-        return billed_micro(cause, self._book.prices[row.asked.price_id], row.metered)
+        usage = billable(
+            cause,
+            row.metered,
+            accepted_tokens=row.accepted_tokens,
+            max_tokens=row.asked.max_tokens * row.asked.choices,
+        )
+        bill = billed_micro(cause, self._book.prices[row.asked.price_id], usage)
+        is_capped = self._book.accounts[row.asked.tenant_id].hard_cap_micro is not None
+        if not is_capped or row.bill_limit_micro is None:
+            return bill
+        return min(bill, row.bill_limit_micro, row.reserved_micro)

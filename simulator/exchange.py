@@ -174,6 +174,7 @@ class Exchange:
             stream=True,
             prompt_tokens=len(order.prompt),
             max_tokens=order.sampling.max_tokens,
+            choices=order.choices,
             created_ms=order.arrived_ms,
         )
 

@@ -28,7 +28,8 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool
     price_id: str
     prompt_tokens: int  # as the gateway counted them
-    max_tokens: int
+    max_tokens: int  # for each choice
+    choices: int
     amount_micro: int  # first reserved
     reserved_micro: int  # reserved in all, top-ups included
     state: str  # open | settled
@@ -38,8 +39,10 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
     metered_prompt_tokens: int
     metered_cached_tokens: int
     metered_output_tokens: int
+    accepted_tokens: int  # of the metered output, what the gateway says it accepted
     delivered_tokens: int
     billed_micro: int
+    bill_limit_micro: int | None  # what a hard cap has cut the bill to
     queue_ms: float | None
     prefill_ms: float | None
     first_token_ms: float | None

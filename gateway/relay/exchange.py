@@ -219,6 +219,7 @@ class Exchange:
             stream=conversation.stream,
             prompt_tokens=wanted.prompt_tokens,
             max_tokens=wanted.max_tokens,
+            choices=wanted.choices,
             created_ms=self._call.created_ms,
         )
         return Hold(

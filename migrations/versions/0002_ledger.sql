@@ -88,6 +88,7 @@ CREATE TABLE usage (
     price_id               text NOT NULL,
     prompt_tokens          bigint NOT NULL,
     max_tokens             bigint NOT NULL,
+    choices                integer NOT NULL,
     amount_micro           bigint NOT NULL CHECK (amount_micro >= 0),
     reserved_micro         bigint NOT NULL,
     state                  text NOT NULL CHECK (state IN ('open', 'settled')),
@@ -97,8 +98,10 @@ CREATE TABLE usage (
     metered_prompt_tokens  bigint NOT NULL DEFAULT 0,
     metered_cached_tokens  bigint NOT NULL DEFAULT 0,
     metered_output_tokens  bigint NOT NULL DEFAULT 0,
+    accepted_tokens        bigint NOT NULL DEFAULT 0,
     delivered_tokens       bigint NOT NULL DEFAULT 0,
     billed_micro           bigint NOT NULL DEFAULT 0 CHECK (billed_micro >= 0),
+    bill_limit_micro       bigint,
     queue_ms               double precision,
     prefill_ms             double precision,
     first_token_ms         double precision,
@@ -144,7 +147,8 @@ CREATE TABLE gateways (
 CREATE TYPE reserve_command AS (
     request_id text, gateway_id text, tenant_id text, key_id text, amount_micro bigint,
     price_id text, model text, version text, region text, service_class text, dialect text,
-    endpoint text, stream boolean, prompt_tokens bigint, max_tokens bigint, created_ms bigint
+    endpoint text, stream boolean, prompt_tokens bigint, max_tokens bigint, choices integer,
+    created_ms bigint
 );
 CREATE TYPE top_up_command AS (request_id text, tenant_id text, total_micro bigint);
 CREATE TYPE token_totals AS (prompt_tokens bigint, cached_tokens bigint, output_tokens bigint);
@@ -207,19 +211,22 @@ BEGIN
     WHERE excluded.exact >= w.exact;
 END $$;
 
--- core.ledger.metered: one row, of zeros when nobody has heard of the request.
+-- core.ledger.metered and accepted_tokens: one row, of zeros when nobody has heard of the request.
 CREATE FUNCTION ledger_metered(p_request_id text)
-RETURNS TABLE (attempts integer, prompt_tokens bigint, cached_tokens bigint, output_tokens bigint)
+RETURNS TABLE (attempts integer, prompt_tokens bigint, cached_tokens bigint, output_tokens bigint,
+               accepted_tokens bigint)
 LANGUAGE sql STABLE AS $$
     SELECT coalesce(max(a.attempt), 0),
            coalesce((max(ARRAY[a.prompt, a.cached]))[1], 0),
            coalesce((max(ARRAY[a.prompt, a.cached]))[2], 0),
-           coalesce(sum(a.output), 0)::bigint
+           coalesce(sum(a.output), 0)::bigint,
+           coalesce(sum(least(a.output, a.accepted)), 0)::bigint
     FROM (
         SELECT w.attempt,
                coalesce(max(w.prompt_tokens) FILTER (WHERE w.exact), max(w.prompt_tokens)) AS prompt,
                coalesce(max(w.cached_tokens) FILTER (WHERE w.exact), max(w.cached_tokens)) AS cached,
-               coalesce(max(w.output_tokens) FILTER (WHERE w.exact), max(w.output_tokens)) AS output
+               coalesce(max(w.output_tokens) FILTER (WHERE w.exact), max(w.output_tokens)) AS output,
+               coalesce(max(w.output_tokens) FILTER (WHERE w.source = 'gateway'), 0) AS accepted
         FROM witnesses AS w
         WHERE w.request_id = p_request_id
         GROUP BY w.attempt
@@ -228,7 +235,7 @@ $$;
 
 --------------------------------------------------------------------------------------- endings
 
--- core.money.billed_micro, for an end cause that bills what was metered: half up.
+-- core.money.charge_micro: half up.
 CREATE FUNCTION ledger_charge(p_price prices, p_prompt bigint, p_cached bigint, p_output bigint)
 RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
     SELECT (p_price).request_micro
@@ -237,9 +244,36 @@ RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
                + p_output::numeric * (p_price).output_micro + 500000, 1000000)::bigint
 $$;
 
+-- core.money.billed_micro for what is `billable` of a request that ended so.
+CREATE FUNCTION ledger_due(
+    p_cause text, p_billing_causes text[], p_price prices, p_prompt bigint, p_cached bigint,
+    p_output bigint, p_accepted bigint, p_asked bigint
+) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN p_cause = ANY (p_billing_causes) AND p_prompt + b.output > 0
+                THEN ledger_charge(p_price, p_prompt, p_cached, b.output)
+                ELSE 0
+           END
+    FROM (SELECT least(CASE WHEN p_cause = 'lost' THEN p_output ELSE p_accepted END, p_asked))
+         AS b (output)
+$$;
+
+-- What an account has posted and reserved after each of its lines in turn, the first of which
+-- finds `p_total`: a hard cap cuts what would go over it, and takes nothing back.
+CREATE FUNCTION ledger_fill_up(p_filled bigint, p_total bigint, p_delta bigint, p_hard_cap bigint)
+RETURNS bigint LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    p_total := coalesce(p_filled, p_total);
+    RETURN CASE WHEN p_delta > 0 THEN greatest(p_total, least(p_total + p_delta, p_hard_cap))
+                ELSE p_total + p_delta
+           END;
+END $$;
+CREATE AGGREGATE ledger_filled (bigint, bigint, bigint) (sfunc = ledger_fill_up, stype = bigint);
+
 -- Ends open requests and corrects ended ones: works out each bill anew from the witnesses and
--- posts how it differs from what was posted. Requests not known have no answer, nor has a
--- witness's word on an open one. The accounts are locked, and each request comes once.
+-- posts how it differs from what was posted. A hard cap cuts a bill to what the request holds,
+-- or, once it holds nothing, to what it held and to the room that is left. Requests not known
+-- have no answer, nor has a witness's word on an open one. The accounts are locked, and each
+-- request comes once.
 --
 -- The cause: the gateway's first word holds for good. The sweeper's is provisional: it rises
 -- from not_started to lost with the witnesses, and yields to the gateway's.
@@ -249,7 +283,9 @@ BEGIN
     RETURN QUERY
     WITH judged AS (
         SELECT e.n, e.said_by, e.delivered_tokens, e.timings, e.ended_ms,
-               u.request_id, u.tenant_id, u.price_id,
+               u.request_id, u.tenant_id, u.price_id, u.bill_limit_micro,
+               u.max_tokens * u.choices AS asked_tokens,
+               u.reserved_micro AS reserved,
                u.state = 'open' AS was_open,
                e.said_by = 'gateway' AND u.settled_by IS DISTINCT FROM 'gateway' AS fixes,
                u.billed_micro AS billed_before,
@@ -259,7 +295,7 @@ BEGIN
                     WHEN m.prompt_tokens + m.output_tokens > 0 THEN 'lost'
                     ELSE 'not_started'
                END AS cause,
-               m.attempts, m.prompt_tokens, m.cached_tokens, m.output_tokens
+               m.attempts, m.prompt_tokens, m.cached_tokens, m.output_tokens, m.accepted_tokens
         FROM unnest(p_endings) WITH ORDINALITY
              AS e (request_id, tenant_id, said_by, cause, delivered_tokens, timings, ended_ms, n)
         -- Not `=`, which would tempt a plan made on an empty table into the tenant's index.
@@ -269,13 +305,37 @@ BEGIN
         CROSS JOIN LATERAL ledger_metered(e.request_id) AS m
         WHERE u.state = 'settled' OR e.said_by <> 'witness'
     ),
-    billed AS (
+    due AS (
         SELECT j.*,
-               CASE WHEN j.cause = ANY (p_billing_causes) AND j.prompt_tokens + j.output_tokens > 0
-                    THEN ledger_charge(p, j.prompt_tokens, j.cached_tokens, j.output_tokens)
-                    ELSE 0
-               END AS bill
-        FROM judged AS j JOIN prices AS p ON p.id = j.price_id
+               least(ledger_due(j.cause, p_billing_causes, p, j.prompt_tokens, j.cached_tokens,
+                                j.output_tokens, j.accepted_tokens, j.asked_tokens),
+                     j.bill_limit_micro) AS due,
+               a.posted_micro + a.reserved_micro AS total,
+               a.hard_cap_micro
+        FROM judged AS j
+        JOIN prices AS p ON p.id = j.price_id
+        JOIN accounts AS a ON a.tenant_id = j.tenant_id
+    ),
+    covered AS (
+        SELECT d.*,
+               CASE WHEN d.hard_cap_micro IS NULL THEN d.due
+                    ELSE least(d.due, greatest(d.billed_before, d.reserved))
+               END AS covered
+        FROM due AS d
+    ),
+    filled AS (
+        SELECT c.*,
+               ledger_filled(c.total, c.covered - c.billed_before - coalesce(c.held, 0),
+                             c.hard_cap_micro) OVER upto AS filled
+        FROM covered AS c
+        WINDOW upto AS (PARTITION BY c.tenant_id ORDER BY c.n ROWS UNBOUNDED PRECEDING)
+    ),
+    billed AS (
+        SELECT f.*,
+               f.billed_before + coalesce(f.held, 0)
+               + f.filled - lag(f.filled, 1, f.total) OVER before AS bill
+        FROM filled AS f
+        WINDOW before AS (PARTITION BY f.tenant_id ORDER BY f.n)
     ),
     line AS (
         SELECT b.n, 1 AS part, b.tenant_id, b.request_id,
@@ -326,7 +386,9 @@ BEGIN
             metered_prompt_tokens = b.prompt_tokens,
             metered_cached_tokens = b.cached_tokens,
             metered_output_tokens = b.output_tokens,
+            accepted_tokens = b.accepted_tokens,
             billed_micro = b.bill,
+            bill_limit_micro = CASE WHEN b.bill < b.due THEN b.bill ELSE b.bill_limit_micro END,
             delivered_tokens = CASE WHEN b.fixes THEN b.delivered_tokens ELSE u.delivered_tokens END,
             queue_ms = CASE WHEN b.fixes THEN (b.timings).queue_ms ELSE u.queue_ms END,
             prefill_ms = CASE WHEN b.fixes THEN (b.timings).prefill_ms ELSE u.prefill_ms END,
@@ -338,10 +400,12 @@ BEGIN
             ended_ms = CASE WHEN b.fixes OR b.was_open THEN b.ended_ms ELSE u.ended_ms END
         FROM billed AS b
         WHERE u.request_id = b.request_id
-          AND (b.fixes OR b.was_open OR u.billed_micro <> b.bill OR u.cause <> b.cause
+          AND (b.fixes OR b.was_open OR b.bill < b.due OR u.billed_micro <> b.bill
+               OR u.cause <> b.cause
                OR (u.attempts, u.metered_prompt_tokens, u.metered_cached_tokens,
-                   u.metered_output_tokens)
-                  <> (b.attempts, b.prompt_tokens, b.cached_tokens, b.output_tokens))
+                   u.metered_output_tokens, u.accepted_tokens)
+                  <> (b.attempts, b.prompt_tokens, b.cached_tokens, b.output_tokens,
+                      b.accepted_tokens))
     )
     SELECT 'settle', b.n, NULL::text, NULL::bigint, NULL::bigint, NULL::bigint,
            b.bill, b.cause, b.prompt_tokens, b.cached_tokens, b.output_tokens
@@ -504,10 +568,10 @@ BEGIN
                u.reserved_micro AS known_reserved,
                (u.gateway_id, u.tenant_id, u.key_id, u.amount_micro, u.price_id, u.model,
                 u.version, u.region, u.service_class, u.dialect, u.endpoint, u.stream,
-                u.prompt_tokens, u.max_tokens, u.created_ms)
+                u.prompt_tokens, u.max_tokens, u.choices, u.created_ms)
                = (c.gateway_id, c.tenant_id, c.key_id, c.amount_micro, c.price_id, c.model,
                   c.version, c.region, c.service_class, c.dialect, c.endpoint, c.stream,
-                  c.prompt_tokens, c.max_tokens, c.created_ms) AS is_same,
+                  c.prompt_tokens, c.max_tokens, c.choices, c.created_ms) AS is_same,
                f.reason AS refused, f.reserved_micro AS refused_reserved,
                f.posted_micro AS refused_posted, f.hard_cap_micro AS refused_hard_cap,
                a.tenant_id AS account, a.hard_cap_micro, a.posted_micro, a.reserved_micro,
@@ -515,7 +579,7 @@ BEGIN
         FROM unnest(p_reserves) WITH ORDINALITY
              AS c (request_id, gateway_id, tenant_id, key_id, amount_micro, price_id, model,
                    version, region, service_class, dialect, endpoint, stream, prompt_tokens,
-                   max_tokens, created_ms, n)
+                   max_tokens, choices, created_ms, n)
         LEFT JOIN usage AS u ON u.request_id = c.request_id
         LEFT JOIN refusals AS f ON f.request_id = c.request_id
         LEFT JOIN accounts AS a ON a.tenant_id = c.tenant_id
@@ -595,7 +659,7 @@ BEGIN
                     unnest(p_posted))
          AS c (request_id, gateway_id, tenant_id, key_id, amount_micro, price_id, model, version,
                region, service_class, dialect, endpoint, stream, prompt_tokens, max_tokens,
-               created_ms, seq, reserved_after, posted)
+               choices, created_ms, seq, reserved_after, posted)
     WHERE c.seq IS NOT NULL;
 
     WITH held AS (
@@ -603,7 +667,7 @@ BEGIN
         FROM ROWS FROM (unnest(p_reserves[v_first:]), unnest(p_seq))
              AS c (request_id, gateway_id, tenant_id, key_id, amount_micro, price_id, model,
                    version, region, service_class, dialect, endpoint, stream, prompt_tokens,
-                   max_tokens, created_ms, seq)
+                   max_tokens, choices, created_ms, seq)
         WHERE c.seq IS NOT NULL
     ),
     reserved AS (
@@ -613,10 +677,10 @@ BEGIN
     opened AS (
         INSERT INTO usage (request_id, tenant_id, key_id, gateway_id, model, version, region,
                            service_class, dialect, endpoint, stream, price_id, prompt_tokens,
-                           max_tokens, amount_micro, reserved_micro, state, created_ms)
+                           max_tokens, choices, amount_micro, reserved_micro, state, created_ms)
         SELECT h.request_id, h.tenant_id, h.key_id, h.gateway_id, h.model, h.version, h.region,
                h.service_class, h.dialect, h.endpoint, h.stream, h.price_id, h.prompt_tokens,
-               h.max_tokens, h.amount_micro, h.amount_micro, 'open', h.created_ms
+               h.max_tokens, h.choices, h.amount_micro, h.amount_micro, 'open', h.created_ms
         FROM held AS h
     )
     UPDATE accounts AS a

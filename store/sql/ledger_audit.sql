@@ -92,24 +92,24 @@ ORDER BY request_id LIMIT :limit
 
 -- name: metered
 SELECT u.request_id,
-       format('metered %s/%s/%s, but its witnesses say %s/%s/%s',
+       format('metered %s/%s/%s (%s accepted), but its witnesses say %s/%s/%s (%s)',
               u.metered_prompt_tokens, u.metered_cached_tokens, u.metered_output_tokens,
-              m.prompt_tokens, m.cached_tokens, m.output_tokens)
+              u.accepted_tokens,
+              m.prompt_tokens, m.cached_tokens, m.output_tokens, m.accepted_tokens)
 FROM usage AS u CROSS JOIN LATERAL ledger_metered(u.request_id) AS m
 WHERE u.state = 'settled'
-  AND (u.metered_prompt_tokens, u.metered_cached_tokens, u.metered_output_tokens)
-      <> (m.prompt_tokens, m.cached_tokens, m.output_tokens)
+  AND (u.metered_prompt_tokens, u.metered_cached_tokens, u.metered_output_tokens,
+       u.accepted_tokens)
+      <> (m.prompt_tokens, m.cached_tokens, m.output_tokens, m.accepted_tokens)
 ORDER BY u.request_id LIMIT :limit
 
 -- name: billed
 SELECT request_id, format('billed %s instead of %s', billed_micro, bill)
 FROM (SELECT u.request_id, u.billed_micro,
-             CASE WHEN u.cause = ANY (:billing_causes)
-                       AND u.metered_prompt_tokens + u.metered_output_tokens > 0
-                  THEN ledger_charge(p, u.metered_prompt_tokens, u.metered_cached_tokens,
-                                     u.metered_output_tokens)
-                  ELSE 0
-             END AS bill
+             least(ledger_due(u.cause, :billing_causes, p, u.metered_prompt_tokens,
+                              u.metered_cached_tokens, u.metered_output_tokens,
+                              u.accepted_tokens, u.max_tokens * u.choices),
+                   u.bill_limit_micro) AS bill
       FROM usage AS u JOIN prices AS p ON p.id = u.price_id
       WHERE u.state = 'settled') AS b
 WHERE billed_micro <> bill

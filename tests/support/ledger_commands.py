@@ -37,6 +37,7 @@ def a_reserve(request_id: str = "req_1", **changes: Any) -> Reserve:
         "stream": True,
         "prompt_tokens": 10,
         "max_tokens": 45,
+        "choices": 1,
         "created_ms": 1_000,
     }
     return Reserve(**(fields | changes))

@@ -35,6 +35,7 @@ reserves = st.builds(
     price_id=st.sampled_from([*(price.id for price in PRICES * 4), "price_none"]),
     key_id=st.sampled_from(["key_1", "key_1", "key_2"]),
     stream=st.booleans(),
+    choices=st.sampled_from([1, 1, 2]),
 )
 top_ups = st.builds(a_top_up, requests, tenant_id=tenants, total_micro=st.integers(0, 300))
 

@@ -174,6 +174,8 @@ class AgreementMachine(RuleBasedStateMachine):
                 None if row.cause is None else "sweeper" if row.provisional else "gateway"
             )
             assert found.billed_micro == row.billed_micro
+            assert found.bill_limit_micro == row.bill_limit_micro
+            assert found.accepted_tokens == row.accepted_tokens
             assert found.attempts == row.attempts
             assert found.delivered_tokens == row.delivered_tokens
             assert found.queue_ms == row.timings.queue_ms

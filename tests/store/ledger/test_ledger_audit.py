@@ -76,7 +76,19 @@ BREAKS = [
     ),
     (
         "UPDATE usage SET metered_output_tokens = 21 WHERE request_id = 'a'",
+        {"metered is what the witnesses say"},
+    ),
+    (
+        "UPDATE usage SET accepted_tokens = 19 WHERE request_id = 'a'",
         {"metered is what the witnesses say", "billed is the end cause's policy"},
+    ),
+    (
+        "UPDATE usage SET max_tokens = 9 WHERE request_id = 'a'",
+        {"billed is the end cause's policy"},
+    ),
+    (
+        "UPDATE usage SET bill_limit_micro = 49 WHERE request_id = 'a'",
+        {"billed is the end cause's policy"},
     ),
     (
         "UPDATE usage SET billed_micro = 51 WHERE request_id = 'a'",
@@ -108,7 +120,7 @@ async def test_witnesses_not_yet_counted_are_found(pg, ledger, tenant):
         )
     (violation,) = (await read(pg)).violations
     assert violation.rule == "metered is what the witnesses say"
-    assert violation.problem == "metered 10/0/20, but its witnesses say 10/0/30"
+    assert violation.problem == "metered 10/0/20 (20 accepted), but its witnesses say 10/0/30 (20)"
 
 
 async def test_a_lapsed_gateway_that_holds_something_is_named(pg, tenant):

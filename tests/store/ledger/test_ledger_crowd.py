@@ -8,9 +8,16 @@ import pytest
 from core.metering import LedgerRefused, Reserved
 from core.money import EndCause
 from store.accounts import account
-from store.ledger import Ledger, LedgerAwayError, LedgerRejectedError, NotReservedError
+from store.ledger import (
+    BILLING_CAUSES,
+    Ledger,
+    LedgerAwayError,
+    LedgerRejectedError,
+    NotReservedError,
+)
 from store.ledger_audit import audit
 from store.postgres import Postgres
+from store.queries import load
 from store.usage import usage_of
 from tests.support.ledger_commands import (
     a_reserve,
@@ -54,8 +61,8 @@ async def one_request(ledger: Ledger, tenant: str, name: str, dice: random.Rando
     if dice.random() < 0.2:
         await ledger.release(name, tenant, ended_ms=2_000)
         return "released"
-    # 10 for the prompt and at most 40 for the answer: within the reservation.
-    usage = a_usage(10, 0, dice.randint(0, 20))
+    # 10 for the prompt and at most 90 for the answer, which may be over the reservation.
+    usage = a_usage(10, 0, dice.randint(0, 45))
     word = a_settle(name, tenant_id=tenant, attempts=(an_attempt(usage),), delivered_tokens=0)
     first = await ledger.settle(word)
     assert await ledger.settle(word) == first
@@ -84,6 +91,33 @@ async def test_a_crowd_never_exceeds_a_cap(pg, ledger):
             found = await account(conn, tenant)
             assert found is not None
             assert found.reserved_micro == 0
+
+
+async def test_late_words_at_once_share_the_room_that_a_cap_leaves(pg, ledger):
+    tenant = await a_tenant(pg, hard_cap_micro=300)
+    lost = [f"{tenant}_{n}" for n in range(4)]
+    for request_id in lost[:3]:
+        await ledger.reserve(a_reserve(request_id, tenant_id=tenant))
+    async with pg.transaction() as conn:
+        await conn.execute(
+            load("leases")["expire"], {"request_ids": lost, "billing_causes": BILLING_CAUSES}
+        )
+    # 50 are left to three bills of 40, and the fourth is not known.
+    await ledger.reserve(a_reserve(f"{tenant}_next", tenant_id=tenant, amount_micro=250))
+    words = [a_witness(request_id, usage=a_usage(10, 0, 15)) for request_id in lost]
+
+    async def told() -> list[int | None]:
+        answers = await asyncio.gather(*map(ledger.reconcile, words))
+        return [answer and answer.billed_micro for answer in answers]
+
+    assert await told() == [40, 10, 0, None]
+    async with pg.connection() as conn:
+        found = await account(conn, tenant)
+        assert (found.posted_micro, found.reserved_micro) == (50, 250)
+    await ledger.release(f"{tenant}_next", tenant, ended_ms=2_000)
+    assert await told() == [40, 10, 0, None]
+    async with pg.connection() as conn:
+        assert (await audit(conn)).violations == ()
 
 
 async def test_a_batch_mixes_tenants_and_kinds(pg, ledger):
@@ -138,7 +172,9 @@ async def test_witnesses_that_race_with_the_request_itself_are_all_counted(
         assert (await audit(conn)).violations == ()
         found = await account(conn, tenant)
         assert found is not None
-        assert found.posted_micro == 60 * len(requests)
+        assert found.posted_micro == 50 * len(requests)
+        rows = [await usage_of(conn, request_id) for request_id in requests]
+        assert {row.metered_output_tokens for row in rows} == {25}
 
 
 async def test_one_bad_command_does_not_spoil_its_batch(pg, ledger):

@@ -3,18 +3,20 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from core.ledger import (
     Book,
     EntryKind,
     Expire,
     Heard,
+    accepted_tokens,
     heard_from,
     merge,
     metered,
     release,
 )
-from core.metering import LedgerRefused, Reserved, Settled
+from core.metering import LedgerRefused, Reserved, Settle, Settled
 from core.money import EndCause
 from core.protocol import Usage
 from tests.support.ledger_commands import (
@@ -26,6 +28,7 @@ from tests.support.ledger_commands import (
     a_witness,
     an_attempt,
 )
+from tests.support.ledger_strategies import settles, witnesses
 
 HARD_CAP = 1_000
 NOTHING = Usage()
@@ -156,9 +159,10 @@ class TestSettle:
         assert kinds(book) == ["reserve", "settle"]
         assert book.rows["req_1"].delivered_tokens == 20
 
-    def test_a_bill_over_the_reservation_is_overage(self, book):
-        book.reserve(a_reserve(amount_micro=30))
-        book.settle(a_settle(attempts=(an_attempt(a_usage(10, 0, 20)),)))
+    def test_a_bill_over_the_reservation_is_overage_without_a_cap(self, book):
+        book.reserve(a_reserve(tenant_id="ten_2", amount_micro=30))
+        word = a_settle(tenant_id="ten_2", attempts=(an_attempt(a_usage(10, 0, 20)),))
+        book.settle(word)
         assert [(e.kind, e.reserved_delta_micro, e.posted_delta_micro) for e in book.entries] == [
             (EntryKind.RESERVE, 30, 0),
             (EntryKind.SETTLE, -30, 30),
@@ -199,6 +203,115 @@ class TestSettle:
         settled = book.settle(a_settle(attempts=attempts))
         assert settled.metered == a_usage(10, 8, 20)
         assert book.rows["req_1"].attempts == 2
+
+
+class TestBill:
+    """Whatever our faults made of it, it stays within bounds."""
+
+    def test_is_for_what_the_gateway_accepted_of_each_attempt(self, book):
+        book.reserve(a_reserve(max_tokens=84, choices=3))
+        book.reconcile(a_witness(attempt=1, usage=a_usage(10, 0, 81)))
+        book.reconcile(a_witness(attempt=2, usage=a_usage(10, 0, 7)))  # never heard of there
+        attempts = (
+            an_attempt(a_usage(10, 0, 1), attempt=1),
+            an_attempt(a_usage(10, 0, 4), attempt=3),
+        )
+        settled = book.settle(a_settle(attempts=attempts))
+        assert settled.metered == a_usage(10, 0, 92)
+        assert settled.billed_micro == 10 + 2 * 5
+        assert book.rows["req_1"].accepted_tokens == 5
+
+    def test_never_counts_more_output_than_was_asked_for(self, book):
+        book.reserve(a_reserve(amount_micro=1_000, max_tokens=6, choices=2))
+        settled = book.settle(a_settle(attempts=(an_attempt(a_usage(10, 0, 40)),)))
+        assert (settled.billed_micro, settled.metered.output_tokens) == (10 + 2 * 12, 40)
+
+    def test_of_a_lost_request_is_for_what_witnesses_say_within_what_was_asked(self, book):
+        book.reserve(a_reserve(max_tokens=30))
+        book.reconcile(a_witness(attempt=1, usage=a_usage(10, 0, 20)))
+        book.reconcile(a_witness(attempt=2, usage=a_usage(10, 0, 20)))
+        settled = book.expire(an_expire())
+        assert (settled.billed_micro, settled.metered.output_tokens) == (10 + 2 * 30, 40)
+
+
+@st.composite
+def words_of_one_request(draw):
+    """A settlement or a sweep, or both, and witnesses, some of them twice."""
+    ends = [draw(settles()), an_expire("r1")]
+    about = draw(st.lists(witnesses(), max_size=5))
+    spoken = draw(st.sampled_from([ends, ends[:1], ends[1:]])) + about
+    spoken = [replace(word, request_id="r1") for word in spoken]
+    spoken = [
+        replace(word, tenant_id="ten_2") if isinstance(word, Settle) else word for word in spoken
+    ]
+    return spoken + draw(st.lists(st.sampled_from(spoken), max_size=3))
+
+
+@given(words_of_one_request(), st.randoms())
+def test_a_bill_without_a_cap_does_not_depend_on_the_order_of_words(spoken, random):
+    assert bill_after(spoken) == bill_after(random.sample(spoken, len(spoken)))
+
+
+def bill_after(spoken):
+    book = Book(PRICES)
+    book.open_account("ten_2", None)
+    book.reserve(a_reserve("r1", tenant_id="ten_2", amount_micro=40, choices=2))
+    for word in spoken:
+        match word:
+            case Settle():
+                book.settle(word)
+            case Expire():
+                book.expire(word)
+            case _:
+                book.reconcile(word)
+    row = book.rows["r1"]
+    assert book.accounts["ten_2"].posted_micro == row.billed_micro
+    return row.cause, row.billed_micro, row.metered, row.accepted_tokens
+
+
+class TestBillUnderAHardCap:
+    def test_is_no_more_than_was_held(self, book):
+        book.reserve(a_reserve(amount_micro=20))
+        book.top_up(a_top_up(total_micro=30))
+        settled = book.settle(a_settle())
+        assert (settled.billed_micro, settled.metered) == (30, a_usage())
+        assert book.settle(a_settle()) == settled
+        assert kinds(book) == ["reserve", "top_up", "settle"]
+        assert book.rows["req_1"].bill_limit_micro == 30
+
+    def test_is_corrected_up_to_what_was_held_and_no_further(self, book):
+        book.reserve(a_reserve(amount_micro=30))
+        book.expire(an_expire())
+        checkpoint = a_witness(source="checkpoint", final=False, cause="")
+        assert book.reconcile(checkpoint).billed_micro == 30
+        assert book.reconcile(a_witness(usage=a_usage(10, 0, 5))).billed_micro == 20
+
+    def test_is_corrected_only_into_what_room_is_left_and_for_good(self, book):
+        book.reserve(a_reserve("a", amount_micro=100))
+        book.expire(an_expire("a"))
+        book.reserve(a_reserve("b", amount_micro=HARD_CAP - 10))
+        assert book.reconcile(a_witness("a")).billed_micro == 10
+        assert book.accounts["ten_1"].posted_micro == 10
+        book.settle(release("b", "ten_1", 2_000))
+        assert book.reconcile(a_witness("a")).billed_micro == 10
+
+    def test_falls_before_it_is_limited(self, book):
+        book.reserve(a_reserve(amount_micro=100))
+        book.settle(a_settle())
+        book.set_hard_cap("ten_1", 0)
+        assert book.settle(a_settle()).billed_micro == 50
+        assert book.reconcile(a_witness(usage=a_usage(10, 0, 5))).billed_micro == 20
+
+    def test_that_was_posted_before_there_was_a_cap_stays(self, book):
+        book.reserve(a_reserve(tenant_id="ten_2", amount_micro=30))
+        settled = book.settle(a_settle(tenant_id="ten_2"))
+        assert settled.billed_micro == 50
+        book.set_hard_cap("ten_2", 40)
+        assert book.settle(a_settle(tenant_id="ten_2")) == settled
+        assert book.rows["req_1"].bill_limit_micro is None
+        more = a_settle(tenant_id="ten_2", attempts=(an_attempt(a_usage(10, 0, 25)),))
+        assert book.settle(more).billed_micro == 50
+        assert book.rows["req_1"].bill_limit_micro == 50
 
 
 class TestExpire:
@@ -254,11 +367,21 @@ class TestReconcile:
 
     def test_posts_only_the_difference_however_often(self, book):
         book.reserve(a_reserve())
-        book.settle(a_settle())
+        book.reconcile(a_witness(source="checkpoint", final=False, cause=""))
+        book.expire(an_expire())
         for _ in range(3):
             settled = book.reconcile(a_witness(usage=a_usage(10, 0, 25)))
             assert settled.billed_micro == 60
         assert kinds(book) == ["reserve", "settle", "correction"]
+
+    def test_what_the_gateway_never_accepted_is_metered_and_not_billed(self, book):
+        book.reserve(a_reserve())
+        book.settle(a_settle())
+        settled = book.reconcile(a_witness(usage=a_usage(10, 0, 25)))
+        assert settled == Settled(
+            billed_micro=50, metered=a_usage(10, 0, 25), cause=EndCause.COMPLETE
+        )
+        assert kinds(book) == ["reserve", "settle"]
 
     def test_the_journals_own_last_word_corrects_downwards(self, book):
         book.reserve(a_reserve())
@@ -317,24 +440,52 @@ class TestMerge:
         assert not heard_from(a_witness(source="checkpoint")).exact
 
 
+SOURCES = ["gateway", "journal", "checkpoint"]
+said = st.lists(
+    st.tuples(st.integers(1, 3), st.sampled_from(SOURCES), words()),
+    max_size=6,
+    unique_by=lambda word: word[:2],
+)
+
+
+class TestAccepted:
+    def test_of_nothing_is_nothing(self):
+        assert accepted_tokens([]) == 0
+
+    @given(said, st.randoms())
+    def test_does_not_depend_on_order(self, words, random):
+        shuffled = list(words)
+        random.shuffle(shuffled)
+        assert accepted_tokens(shuffled) == accepted_tokens(words)
+
+    @given(said)
+    def test_is_the_gateways_word_within_what_was_metered(self, words):
+        accepted = accepted_tokens(words)
+        assert accepted <= metered(words).output_tokens
+        own = [word.usage.output_tokens for _, source, word in words if source == "gateway"]
+        assert accepted <= sum(own)
+        if not any(word.exact for _, _, word in words):
+            assert accepted == sum(own)
+
+
 class TestMetered:
     def test_of_nothing_is_nothing(self):
         assert metered([]) == NOTHING
 
-    @given(st.lists(st.tuples(st.integers(1, 3), words()), max_size=6), st.randoms())
+    @given(said, st.randoms())
     def test_does_not_depend_on_order(self, witnesses, random):
         shuffled = list(witnesses)
         random.shuffle(shuffled)
         assert metered(shuffled) == metered(witnesses)
 
-    @given(st.lists(st.tuples(st.integers(1, 3), words()), max_size=6))
+    @given(said)
     def test_never_has_more_cached_than_prompt(self, witnesses):
         usage = metered(witnesses)
         assert 0 <= usage.cached_tokens <= usage.prompt_tokens
 
-    @given(st.lists(st.tuples(st.integers(1, 3), words()), max_size=6))
+    @given(said)
     def test_without_an_exact_word_is_at_least_what_anyone_said(self, witnesses):
-        witnesses = [(attempt, word) for attempt, word in witnesses if not word.exact]
+        witnesses = [word for word in witnesses if not word[2].exact]
         usage = metered(witnesses)
-        assert all(word.usage.output_tokens <= usage.output_tokens for _, word in witnesses)
-        assert all(word.usage.prompt_tokens <= usage.prompt_tokens for _, word in witnesses)
+        assert all(word.usage.output_tokens <= usage.output_tokens for _, _, word in witnesses)
+        assert all(word.usage.prompt_tokens <= usage.prompt_tokens for _, _, word in witnesses)

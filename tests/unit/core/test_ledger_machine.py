@@ -8,8 +8,9 @@ from msgspec.structs import replace
 
 from core.ledger import Book, EntryKind, Expire
 from core.metering import LedgerRefused, Reserve, Reserved, Settle, TopUp, Witness
-from core.money import billed_micro
-from tests.support.ledger_commands import PRICES
+from core.money import EndCause, billed_micro, charge_micro
+from core.protocol import Usage
+from tests.support.ledger_commands import PRICES, a_reserve
 from tests.support.ledger_strategies import HARD_CAPS, caps, commands, follow_ups, requests
 
 FREEING = {EntryKind.SETTLE, EntryKind.RELEASE, EntryKind.EXPIRE}
@@ -22,7 +23,7 @@ class LedgerMachine(RuleBasedStateMachine):
         for tenant, cap in HARD_CAPS.items():
             self.book.open_account(tenant, cap)
         self.refused = {}
-        self.caps_changed = False
+        self.most = HARD_CAPS["a"]
 
     def say(self, command):
         book = self.book
@@ -69,8 +70,17 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(cap=caps)
     def the_cap_changes(self, cap):
+        """The operator's word: one under what is held or posted takes nothing back."""
         self.book.set_hard_cap("a", cap)
-        self.caps_changed = True
+        self.most = None if cap is None else max(cap, self.total())
+
+    @precondition(lambda self: self.most is not None)
+    @rule(left=st.integers(0, 5))
+    def all_room_but_little_is_taken(self, left):
+        room = self.most - self.total() - left
+        if room > 0:
+            name = f"fill{len(self.book.entries)}"
+            self.book.reserve(a_reserve(name, tenant_id="a", amount_micro=room))
 
     @precondition(lambda self: self.refused)
     @rule(data=st.data())
@@ -91,17 +101,16 @@ class LedgerMachine(RuleBasedStateMachine):
                 assert after.reserved_micro == before.reserved_micro + after.reserved_delta_micro
                 assert after.posted_micro == before.posted_micro + after.posted_delta_micro
 
-    @invariant()
-    def nothing_is_held_over_the_cap_but_overage_and_corrections(self):
+    def total(self):
         account = self.book.accounts["a"]
-        if self.caps_changed:
-            return
-        beyond = sum(
-            max(entry.posted_delta_micro, 0)
-            for entry in self.book.entries
-            if entry.tenant_id == "a" and entry.kind in {EntryKind.OVERAGE, EntryKind.CORRECTION}
-        )
-        assert account.reserved_micro + account.posted_micro <= HARD_CAPS["a"] + beyond
+        return account.reserved_micro + account.posted_micro
+
+    @invariant()
+    def nothing_goes_over_the_cap(self):
+        if self.most is not None:
+            assert self.total() <= self.most
+            # Over a lowered cap it may only fall.
+            self.most = max(self.book.accounts["a"].hard_cap_micro, self.total())
 
     @invariant()
     def each_reservation_is_held_or_ended_once(self):
@@ -121,7 +130,29 @@ class LedgerMachine(RuleBasedStateMachine):
             assert row.billed_micro == sum(entry.posted_delta_micro for entry in mine)
             if row.cause is not None:
                 price = self.book.prices[row.asked.price_id]
-                assert row.billed_micro == billed_micro(row.cause, price, row.metered)
+                bill = self.policy(row, price)
+                if row.bill_limit_micro is None:
+                    assert row.billed_micro == bill
+                else:
+                    assert row.billed_micro == min(bill, row.bill_limit_micro)
+
+    def policy(self, row, price):
+        output = row.metered.output_tokens
+        if row.cause is not EndCause.LOST:
+            output = row.accepted_tokens
+        asked = row.asked.max_tokens * row.asked.choices
+        return billed_micro(
+            row.cause, price, replace(row.metered, output_tokens=min(output, asked))
+        )
+
+    @invariant()
+    def no_bill_is_for_more_than_was_read_and_asked_for(self):
+        for row in self.book.rows.values():
+            price = self.book.prices[row.asked.price_id]
+            asked = row.asked.max_tokens * row.asked.choices
+            most = Usage(prompt_tokens=row.metered.prompt_tokens, output_tokens=asked)
+            assert row.billed_micro <= charge_micro(price, most)
+            assert row.accepted_tokens <= row.metered.output_tokens
 
     @invariant()
     def no_id_is_both_refused_and_accepted(self):

@@ -10,6 +10,7 @@ from core.money import (
     BILLS_TOKENS,
     EndCause,
     Price,
+    billable,
     billed_micro,
     charge_micro,
     worst_case_micro,
@@ -85,6 +86,18 @@ def test_the_end_cause_decides_whether_tokens_are_billed(price, usage, cause):
         assert bill == charge_micro(price, usage)
     else:
         assert bill == 0
+
+
+@given(usages(), tokens, tokens, st.sampled_from(EndCause))
+def test_output_is_billed_as_accepted_and_within_what_was_asked(metered, accepted, most, cause):
+    accepted = min(accepted, metered.output_tokens)
+    usage = billable(cause, metered, accepted_tokens=accepted, max_tokens=most)
+    expected = metered.output_tokens if cause is EndCause.LOST else accepted
+    assert usage.output_tokens == min(expected, most)
+    assert (usage.prompt_tokens, usage.cached_tokens) == (
+        metered.prompt_tokens,
+        metered.cached_tokens,
+    )
 
 
 def test_every_end_cause_has_a_policy():
