@@ -1,9 +1,10 @@
-"""What must hold of every order once all is at rest: one end, in time, rightly metered."""
+"""What must hold of every order once all is at rest: one end, in time, rightly paid."""
 
 import msgspec
 
 from core.ledger import Book, Row
-from core.money import EndCause
+from core.money import EndCause, worst_case_micro
+from simulator.bank import PRICE
 from simulator.exchange import OVERDUE_GRACE_MS
 from simulator.generation import ABORT_MS
 from simulator.orders import Order
@@ -30,7 +31,8 @@ def order_problems(order: Order, facts: RestFacts) -> list[str]:
         if order.produced:
             found.append(f"{order.produced} tokens were produced for a request never reserved")
         return found
-    return found + _row_problems(order, row, facts) + _meter_problems(order, row)
+    found += _row_problems(order, row, facts)
+    return found + _meter_problems(order, row) + _bill_problems(order, row)
 
 
 def _ending_problems(order: Order, facts: RestFacts) -> list[str]:
@@ -81,4 +83,19 @@ def _meter_problems(order: Order, row: Row) -> list[str]:
         found.append(f"delivered {order.delivered}, metered only {metered}")
     if row.metered.prompt_tokens not in {0, len(order.prompt)}:
         found.append(f"metered {row.metered.prompt_tokens} prompt tokens of {len(order.prompt)}")
+    return found
+
+
+def _bill_problems(order: Order, row: Row) -> list[str]:
+    found: list[str] = []
+    got = sum(map(len, order.got))
+    if row.cause is EndCause.COMPLETE and row.accepted_tokens != got:
+        found.append(f"pays for {row.accepted_tokens} tokens, its answer has {got}")
+    most = worst_case_micro(
+        PRICE,
+        prompt_tokens=len(order.prompt),
+        output_tokens=order.sampling.max_tokens * order.choices,
+    )
+    if row.billed_micro > most:
+        found.append(f"pays {row.billed_micro}, and what it asked for costs {most}")
     return found

@@ -64,6 +64,19 @@ def test_what_is_wrong_with_its_row_is_said(said, changes):
     assert said in " ".join(order_problems(order, facts))
 
 
+def test_a_bill_for_more_than_was_asked_for_is_said():
+    order, facts = served()
+    change_row(facts, billed_micro=10_000)
+    assert "what it asked for costs" in " ".join(order_problems(order, facts))
+
+
+def test_a_bill_for_more_than_the_answer_is_said():
+    order, facts = served()
+    order.cause = EndCause.COMPLETE
+    change_row(facts, cause=EndCause.COMPLETE, accepted_tokens=99)
+    assert "pays for 99 tokens" in " ".join(order_problems(order, facts))
+
+
 def test_work_for_a_request_never_reserved_is_said():
     order, facts = served()
     facts.book.rows.clear()
