@@ -15,7 +15,7 @@ from core import internal_token
 from core.errors import Code, refuse
 
 AUDIENCE = "control-plane"
-ADMIN = "admin"  # the actor in the audit log; users with names come with sessions
+ADMIN = "admin"  # the actor in the audit log: the token has no name of its own
 
 Connection = ASGIConnection[Any, Any, Any, Any]
 

@@ -1,11 +1,11 @@
 """The wire between gateway and worker: one request, then a stream of frames.
 
 `POST /generate` carries one msgpack `Generate`; the answer is a stream of frames, each a
-4-byte big-endian length and that many bytes of msgpack. The first frame is `Nack`, `Failed`
-or `Started`; after `Started` come `Tokens` and `Load` in any number; the last is `Finished`
-or `Failed`. A stream that ends without one of those two was cut, and is never a success.
+4-byte big-endian length and that many bytes of msgpack. `Load` may come anywhere. A refused
+attempt is one `Nack`; one that ended before its first step is one `Failed` or `Finished`. A
+stream that ends without one of those three was cut, and is never a success.
 
-    Nack | Failed | Started (Tokens | Load)* (Finished | Failed)
+    Nack | Failed | Finished | Started Tokens* (Finished | Failed)
 
 `POST /abort/{request_id}:{attempt}` asks for an early `Finished(cause="aborted")`. Frames
 keep coming until then: closing the socket is not a way to cancel.

@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Iterator
 
 import pytest
+import pytest_socket
 from hypothesis import HealthCheck, settings
 
 from tests.support.services import PostgresServer, ValkeyServer, open_directory
@@ -26,6 +27,12 @@ settings.register_profile(
     max_examples=50,
 )
 settings.load_profile("headworks")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """No test leaves this machine, but to fetch the one real model."""
+    if item.get_closest_marker("model") is None:
+        pytest_socket.socket_allow_hosts(["127.0.0.1", "::1", "localhost"], allow_unix_socket=True)
 
 
 @pytest.hookimpl(trylast=True)
