@@ -10,6 +10,7 @@ background thread makes it durable against power loss within `SYNC_INTERVAL_S`.
 Records hold absolute totals of one attempt, so only an attempt's newest one matters.
 """
 
+import logging
 import os
 import threading
 import zlib
@@ -23,6 +24,7 @@ from core.protocol import Timings, Usage
 
 SYNC_INTERVAL_S = 0.5
 SEGMENT_BYTES = 4 * 1024 * 1024
+RECORD_BYTES_MAX = 1024 * 1024
 BATCH_ENTRIES_MAX = 500
 
 _HEAD = 8  # 4-byte length, 4-byte crc32, big-endian
@@ -32,6 +34,8 @@ Attempt = tuple[str, int]
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(JournalEntry)
 
+_log = logging.getLogger(__name__)
+
 
 def encode_record(entry: JournalEntry) -> bytes:
     """One record, self-checking."""
@@ -40,15 +44,23 @@ def encode_record(entry: JournalEntry) -> bytes:
 
 
 def decode_records(data: bytes) -> Iterator[JournalEntry]:
-    """Every whole record from the start. A torn or damaged one ends the reading."""
+    """Every whole record from the start. A torn, damaged or foreign one ends the reading."""
     start = 0
     while start + _HEAD <= len(data):
         size = int.from_bytes(data[start : start + 4], "big")
+        # A power cut may leave a tail of zeros, and nothing at all has the checksum zero.
+        if not 0 < size <= RECORD_BYTES_MAX:
+            return
         body = data[start + _HEAD : start + _HEAD + size]
         crc = int.from_bytes(data[start + 4 : start + _HEAD], "big")
         if len(body) < size or zlib.crc32(body) != crc:
             return
-        yield _decoder.decode(body)
+        try:
+            entry = _decoder.decode(body)
+        except msgspec.DecodeError as error:
+            _log.warning("a journal record cannot be read", extra={"facts": {"reason": str(error)}})
+            return
+        yield entry
         start += _HEAD + size
 
 

@@ -1,8 +1,10 @@
 """The served journal: what is told survives a kill, a torn tail, a full disk and a restart."""
 
 import os
+import zlib
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +12,14 @@ from hypothesis import strategies as st
 from core.fleet import JournalEntry
 from core.protocol import Usage
 from worker import journal as journal_module
-from worker.journal import Journal, decode_records, encode_record, left_behind, remove_boot
+from worker.journal import (
+    RECORD_BYTES_MAX,
+    Journal,
+    decode_records,
+    encode_record,
+    left_behind,
+    remove_boot,
+)
 
 ROOMY = 1 << 30
 
@@ -55,6 +64,20 @@ def test_damage_ends_the_reading_rather_than_inventing_totals():
         bad = bytearray(good)
         bad[position] ^= 0x41
         assert list(decode_records(bytes(bad))) == []
+
+
+@pytest.mark.parametrize("zeros", [1, 7, 8, 9, 4096])
+def test_a_tail_of_zeros_ends_the_reading(zeros):
+    entry = JournalEntry(seq=1, request_id="r", attempt=1, usage=used(1), final=False)
+    assert list(decode_records(encode_record(entry) + bytes(zeros))) == [entry]
+
+
+def test_a_whole_record_of_something_else_ends_the_reading():
+    entry = JournalEntry(seq=1, request_id="r", attempt=1, usage=used(1), final=False)
+    for body in (msgspec.msgpack.encode({"seq": "one"}), b"\xc1", b"x" * (RECORD_BYTES_MAX + 1)):
+        foreign = len(body).to_bytes(4, "big") + zlib.crc32(body).to_bytes(4, "big") + body
+        record = encode_record(entry)
+        assert list(decode_records(record + foreign + record)) == [entry]
 
 
 def test_only_an_attempts_newest_totals_are_delivered(journal):
