@@ -11,6 +11,7 @@ may not have been done and is safe to repeat.
 """
 
 import asyncio
+import logging
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Generic, Protocol, TypeVar
@@ -26,6 +27,8 @@ Result = TypeVar("Result")
 Command_contra = TypeVar("Command_contra", contravariant=True)
 Answer_co = TypeVar("Answer_co", covariant=True)
 
+_log = logging.getLogger(__name__)
+
 READ_ONLY_TRANSACTION = "25006"  # a standby that is not, or is no longer, the primary
 
 
@@ -34,7 +37,7 @@ class LedgerAwayError(StoreAwayError):
 
 
 class LedgerRejectedError(Exception):
-    """The database will not take this command at all: a bug, and repeating it will not help."""
+    """This command cannot be carried out: a bug, and repeating it will not help."""
 
 
 class GroupCommitConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,14 +73,27 @@ class Work(Protocol[Command_contra, Answer_co]):
 
 
 class Item(Generic[Command, Answer]):
-    """A command, and who waits for it until when."""
+    """A command, and who waits for it until when. Who left, or was told, is told no more."""
 
-    __slots__ = ("command", "deadline", "future")
+    __slots__ = ("command", "deadline", "future", "key")
 
-    def __init__(self, command: Command, future: asyncio.Future[Answer], deadline: float) -> None:
+    def __init__(
+        self, command: Command, key: str, future: asyncio.Future[Answer], deadline: float
+    ) -> None:
         self.command = command
+        self.key = key
         self.future = future
         self.deadline = deadline
+
+    def answer(self, answer: Answer) -> None:
+        """What the command came to."""
+        if not self.future.done():
+            self.future.set_result(answer)
+
+    def fail(self, error: Exception) -> None:
+        """Why there is no answer."""
+        if not self.future.done():
+            self.future.set_exception(error)
 
 
 class GroupCommit(Generic[Command, Answer]):
@@ -167,7 +183,8 @@ class Lane(Generic[Command, Answer]):
         if self._away_since is not None and now - self._away_since > self._config.answer_timeout_s:
             raise LedgerAwayError("Postgres has been away for a while")
         deadline = now + self._config.answer_timeout_s
-        item = Item[Command, Answer](command, self._loop.create_future(), deadline)
+        key = self._work.key(command)
+        item = Item[Command, Answer](command, key, self._loop.create_future(), deadline)
         self.adopt(item)
         return item.future
 
@@ -188,17 +205,28 @@ class Lane(Generic[Command, Answer]):
         await self._disconnect()
 
     async def _run(self) -> None:
+        """Whatever goes wrong with one batch, the next one is served."""
         while True:
             self._sent = self._take()
-            if self._sent:
-                await self._commit(self._sent)
-            elif self._closing:
+            if not self._sent and self._closing:
                 return
-            elif self.away:
-                await self._reconnect()
-            else:
-                self._wake.clear()
-                await self._wake.wait()
+            try:
+                await self._step()
+            except Exception as error:  # noqa: BLE001 - the lane must outlive it; it is logged
+                _log.exception("a ledger lane failed")
+                for item in self._sent:
+                    item.fail(LedgerRejectedError(repr(error)))
+                await self._disconnect()
+                await asyncio.sleep(self._config.retry_pause_max_s)
+
+    async def _step(self) -> None:
+        if self._sent:
+            await self._commit(self._sent)
+        elif self.away:
+            await self._reconnect()
+        else:
+            self._wake.clear()
+            await self._wake.wait()
 
     def _take(self) -> list[Item[Command, Answer]]:
         batch: list[Item[Command, Answer]] = []
@@ -208,11 +236,10 @@ class Lane(Generic[Command, Answer]):
             item = self._queue.popleft()
             if item.future.done():
                 continue
-            key = self._work.key(item.command)
-            if key in keys:
+            if item.key in keys:
                 later.append(item)
             else:
-                keys.add(key)
+                keys.add(item.key)
                 batch.append(item)
         self._queue.extendleft(reversed(later))
         return batch
@@ -225,26 +252,27 @@ class Lane(Generic[Command, Answer]):
             except psycopg.errors.LockNotAvailable:
                 batch = await self._leave_locked(batch)
                 continue
-            except StoreAwayError:
+            except (StoreAwayError, OSError):
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, self._config.retry_pause_max_s)
                 continue
-            except psycopg.Error as error:
+            except Exception as error:  # noqa: BLE001 - a command at fault must not fail the others
                 await self._isolate(batch, error)
                 return
             for item, answer in zip(batch, answers, strict=True):
-                if not item.future.done():
-                    item.future.set_result(answer)
+                item.answer(answer)
             return
 
     async def _try(self, batch: Sequence[Item[Command, Answer]]) -> Sequence[Answer]:
         conn = await self._connected()
         return await self._bounded(conn, self._work.run(conn, [item.command for item in batch]))
 
-    async def _isolate(self, batch: Sequence[Item[Command, Answer]], error: psycopg.Error) -> None:
-        """One of them breaks a rule of the database's. Halve the batch until it stands alone."""
+    async def _isolate(self, batch: Sequence[Item[Command, Answer]], error: Exception) -> None:
+        """One of them breaks a rule, or our code. Halve the batch until it stands alone."""
         if len(batch) == 1:
-            batch[0].future.set_exception(LedgerRejectedError(str(error)))
+            facts = {"command": batch[0].key}
+            _log.error("a ledger command is rejected", exc_info=error, extra={"facts": facts})
+            batch[0].fail(LedgerRejectedError(str(error)))
             return
         middle = len(batch) // 2
         await self._commit(batch[:middle])
@@ -307,7 +335,7 @@ class Lane(Generic[Command, Answer]):
         waiting = [item for item in (*self._sent, *self._queue) if not item.future.done()]
         for item in waiting:
             if item.deadline <= now:
-                item.future.set_exception(LedgerAwayError("Postgres did not answer in time"))
+                item.fail(LedgerAwayError("Postgres did not answer in time"))
         self._reaper = None
         if waiting:
             self._reaper = self._loop.call_later(self._config.answer_timeout_s / 10, self._reap)
