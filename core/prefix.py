@@ -9,6 +9,7 @@ another salt nothing matches.
 import hashlib
 from array import array
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import accumulate
 
 from core.tickets import PREFIX_HASHES_MAX
@@ -35,10 +36,11 @@ def prefix_hashes(ids: Sequence[int], *, salt: bytes, context_tokens: int) -> tu
     return tuple(hashes)
 
 
-def chunk_sizes(context_tokens: int) -> Iterator[int]:
+@lru_cache(maxsize=256)  # one entry for each context length served
+def chunk_sizes(context_tokens: int) -> tuple[int, ...]:
     """Sizes in tokens: doubling every k chunks, for the largest k that covers the context."""
     every = next(k for k in range(PREFIX_HASHES_MAX, 0, -1) if sum(_sizes(k)) >= context_tokens)
-    return _sizes(every)
+    return tuple(_sizes(every))
 
 
 def _sizes(every: int) -> Iterator[int]:

@@ -77,3 +77,7 @@ def test_the_index_forgets_the_least_recently_used_hash_and_the_oldest_owner():
     assert index.owners["a"] == [2, 3]
     index.record(("a",), 2)
     assert index.owners["a"] == [3, 2]
+
+
+def test_chunk_sizes_are_worked_out_once_for_each_context() -> None:
+    assert chunk_sizes(12_345) is chunk_sizes(12_345)
