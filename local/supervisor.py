@@ -5,10 +5,12 @@ and the kernel ends them if we are killed, so that no run leaves a process behin
 """
 
 import asyncio
+import contextlib
 import ctypes
 import logging
 import os
 import signal
+import subprocess
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import IO
@@ -20,6 +22,7 @@ BACKOFF_FIRST_S = 0.5
 BACKOFF_MAX_S = 30.0
 STABLE_AFTER_S = 20.0
 READY_POLL_S = 0.1
+KILL_TIMEOUT_S = 5.0
 LINE_BYTES_MAX = 1024 * 1024
 PR_SET_PDEATHSIG = 1
 
@@ -68,41 +71,72 @@ class Supervised:
     async def stop(self) -> None:
         """Ask kindly, wait, then insist. Returns when the process is gone."""
         self._stop_asked.set()
-        child = self._child
-        if child is not None and child.returncode is None:
-            child.send_signal(self.spec.stop_signal)
-            try:
-                await asyncio.wait_for(child.wait(), self.spec.stop_timeout_s)
-            except TimeoutError:
-                self._show(self.spec.name, "did not stop in time; killed")
-                _kill_group(child.pid)
+        self._signal_stop()
         if self._watching is not None:
-            await self._watching
+            await self._outlive(self._watching)
         self._become(ProcessState.STOPPED)
+
+    def _signal_stop(self) -> None:
+        if self._child is not None and self._child.returncode is None:
+            self._child.send_signal(self.spec.stop_signal)
+
+    async def _outlive(self, watching: asyncio.Task[None]) -> None:
+        """Wait for the end of the last life, which a stop may have found being born."""
+        done, _ = await asyncio.wait({watching}, timeout=self.spec.stop_timeout_s)
+        if not done:
+            self._say("did not stop in time; killed")
+            if self._child is not None:
+                _kill_group(self._child.pid)
+            done, _ = await asyncio.wait({watching}, timeout=KILL_TIMEOUT_S)
+        if not done:
+            # Somebody outside the group holds its output open: nothing of ours is left.
+            watching.cancel()
+            await asyncio.wait({watching})
+        elif error := watching.exception():
+            raise error
 
     async def _watch(self) -> None:
         backoff_s = BACKOFF_FIRST_S
         while True:
-            assert self._child is not None
             started = asyncio.get_running_loop().time()
-            await self._relay_output(self._child)
-            code = await self._child.wait()
+            ended = await self._end_of_life()
             if self._stop_asked.is_set():
                 return
             if asyncio.get_running_loop().time() - started > STABLE_AFTER_S:
                 backoff_s = BACKOFF_FIRST_S
             self.report.restarts += 1
-            self.report.last_exit = code
             self._become(ProcessState.BACKOFF)
-            self._show(self.spec.name, f"ended with {code}; starting again in {backoff_s:g} s")
+            self._say(f"{ended}; starting again in {backoff_s:g} s")
             try:
                 await asyncio.wait_for(self._stop_asked.wait(), backoff_s)
             except TimeoutError:
                 backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
             else:
                 return
+            await self._live_again()
+
+    async def _end_of_life(self) -> str:
+        """Waits for it; says in words how it was."""
+        if self._child is None:
+            return "could not be started"
+        await self._relay_output(self._child)
+        code = await self._child.wait()
+        self.report.last_exit = code
+        return f"ended with {code}"
+
+    async def _live_again(self) -> None:
+        self._child = None
+        try:
             self._child = await self._spawn()
-            self._become(ProcessState.RUNNING)
+        except (OSError, subprocess.SubprocessError) as error:
+            # No memory, no descriptors, a full disk: all of them may pass.
+            self.report.pid = None
+            self._say(f"cannot be started: {error}")
+            return
+        self._become(ProcessState.RUNNING)
+        if self._stop_asked.is_set():
+            # The stop came while this life was being born, and signalled nobody.
+            self._signal_stop()
 
     async def _spawn(self) -> asyncio.subprocess.Process:
         child = await asyncio.create_subprocess_exec(
@@ -124,10 +158,21 @@ class Supervised:
 
     async def _relay_output(self, child: asyncio.subprocess.Process) -> None:
         assert child.stdout is not None
-        with self._log_path.open("ab", buffering=0) as log:
+        with contextlib.ExitStack() as closing:
+            log = _open_log(self._log_path)
+            if log is not None:
+                closing.enter_context(log)
             while line := await _next_line(child.stdout):
-                _append(log, line)
-                self._show(self.spec.name, line.decode(errors="replace").rstrip())
+                if log is not None:
+                    _append(log, line)
+                self._say(line.decode(errors="replace").rstrip())
+
+    def _say(self, text: str) -> None:
+        try:
+            self._show(self.spec.name, text)
+        except OSError as error:
+            # Our own output may lie on a full disk, or have lost its reader.
+            _warn("cannot show a line", error)
 
     def _become(self, state: ProcessState) -> None:
         self.report.state = state
@@ -153,12 +198,24 @@ async def _next_line(stream: asyncio.StreamReader) -> bytes:
         return await stream.read(LINE_BYTES_MAX)
 
 
+def _open_log(path: Path) -> IO[bytes] | None:
+    try:
+        return path.open("ab", buffering=0)
+    except OSError as error:
+        _warn("cannot open a log", error)
+        return None
+
+
 def _append(log: IO[bytes], line: bytes) -> None:
     try:
         log.write(line)
     except OSError as error:
         # A full disk must not take the children down with it.
-        _log.warning("cannot write a log", extra={"facts": {"reason": str(error)}})
+        _warn("cannot write a log", error)
+
+
+def _warn(what: str, error: OSError) -> None:
+    _log.warning(what, extra={"facts": {"reason": str(error)}})
 
 
 def _kill_group(pid: int) -> None:

@@ -126,6 +126,88 @@ async def test_one_that_ignores_the_signal_is_killed(supervised):
     assert not psutil.pid_exists(pid)
 
 
+async def test_a_life_born_during_the_stop_is_stopped_too(supervised, monkeypatch):
+    monkeypatch.setattr(supervisor, "BACKOFF_FIRST_S", 0.01)
+    child = supervised("import time; time.sleep(60)")
+    await child.start()
+    born, go_on = asyncio.Event(), asyncio.Event()
+    spawn = child._spawn
+
+    async def slow_spawn():
+        process = await spawn()
+        born.set()
+        await go_on.wait()
+        return process
+
+    monkeypatch.setattr(child, "_spawn", slow_spawn)
+    os.kill(child.report.pid, signal.SIGKILL)
+    async with asyncio.timeout(10):
+        await born.wait()
+        second = child.report.pid
+        stopping = asyncio.create_task(child.stop())
+        await asyncio.sleep(0)
+        go_on.set()
+        await stopping
+    assert not psutil.pid_exists(second)
+    assert child.report.state is ProcessState.STOPPED
+
+
+async def test_a_life_that_cannot_be_started_is_tried_again(supervised, monkeypatch, tmp_path):
+    monkeypatch.setattr(supervisor, "BACKOFF_FIRST_S", 0.01)
+    program = tmp_path / "program"
+    program.symlink_to(sys.executable)
+    child = supervised("", argv=(str(program), "-c", "import time; time.sleep(60)"))
+    await child.start()
+    first = child.report.pid
+    program.unlink()
+    os.kill(first, signal.SIGKILL)
+    await until(lambda: any("cannot be started" in text for text in child.said))
+    program.symlink_to(sys.executable)
+    await until(lambda: child.report.state is ProcessState.RUNNING and child.report.pid != first)
+    await child.stop()
+
+
+async def test_a_log_that_cannot_be_opened_does_not_stop_the_relay(supervised, tmp_path):
+    (tmp_path / "child.log").mkdir()
+    child = supervised("print('hello'); import time; time.sleep(60)")
+    await child.start()
+    await until(lambda: "hello" in child.said)
+    await child.stop()
+    assert child.report.state is ProcessState.STOPPED
+
+
+async def test_output_that_cannot_be_shown_does_not_stop_the_watch(tmp_path):
+    def full(_name, _text):
+        raise OSError(28, "No space left on device")
+
+    log = tmp_path / "child.log"
+    code = "print('one'); print('two'); import time; time.sleep(60)"
+    child = Supervised(spec(code), log, full, lambda: None)
+    await child.start()
+    await until(lambda: log.exists() and log.read_text() == "one\ntwo\n")
+    await child.stop()
+
+
+async def test_who_holds_the_output_open_does_not_hold_the_stop(supervised, monkeypatch):
+    monkeypatch.setattr(supervisor, "KILL_TIMEOUT_S", 0.1)
+    code = (
+        "import subprocess, sys, time\n"
+        "sleeper = [sys.executable, '-c', 'import time; time.sleep(60)']\n"
+        "print(subprocess.Popen(sleeper, start_new_session=True).pid, flush=True)\n"
+        "time.sleep(60)"
+    )
+    child = supervised(code, stop_timeout_s=0.1)
+    await child.start()
+    await until(lambda: child.said)
+    stranger = int(child.said[0])
+    try:
+        async with asyncio.timeout(5):
+            await child.stop()
+    finally:
+        os.kill(stranger, signal.SIGKILL)
+    await until(child._child._transport.is_closing)
+
+
 async def test_a_line_of_two_megabytes_does_not_stop_the_relay(supervised):
     code = "print('x' * 2_000_000); print('after'); import time; time.sleep(60)"
     child = supervised(code)
