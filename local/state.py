@@ -6,6 +6,7 @@ run leaves nothing stale. The state file is only read while the lock is held.
 
 import fcntl
 import os
+import time
 from enum import StrEnum
 from pathlib import Path
 from typing import IO
@@ -13,6 +14,9 @@ from typing import IO
 import msgspec
 
 from local.layout import Layout
+
+TAKE_LOCK_S = 1.0
+TAKE_LOCK_POLL_S = 0.005
 
 
 class ProcessState(StrEnum):
@@ -52,24 +56,38 @@ class AlreadyRunningError(Exception):
 
 
 def take_lock(layout: Layout) -> IO[str]:
-    """Hold the data directory until the file is closed. Raises AlreadyRunningError."""
+    """Hold the data directory until the file is closed. Raises AlreadyRunningError.
+
+    Tries for TAKE_LOCK_S: whoever asks `is_running` holds a share of the lock for a moment.
+    """
     layout.lock.parent.mkdir(parents=True, exist_ok=True)
     file = layout.lock.open("a+")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
-        raise AlreadyRunningError(str(layout.root)) from error
+    deadline = time.monotonic() + TAKE_LOCK_S
+    while not _try_lock(file, fcntl.LOCK_EX):
+        if time.monotonic() > deadline:
+            file.close()
+            raise AlreadyRunningError(str(layout.root))
+        time.sleep(TAKE_LOCK_POLL_S)
     return file
 
 
 def is_running(layout: Layout) -> bool:
     """Whether a supervisor holds this data directory."""
     try:
-        take_lock(layout).close()
-    except AlreadyRunningError:
-        return True
-    return False
+        file = layout.lock.open()
+    except FileNotFoundError:
+        return False
+    with file:
+        # Shared, so that any number may ask at once.
+        return not _try_lock(file, fcntl.LOCK_SH)
+
+
+def _try_lock(file: IO[str], kind: int) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def read_state(layout: Layout) -> StackState | None:

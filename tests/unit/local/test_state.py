@@ -1,5 +1,6 @@
 """The lock and the state file: a live supervisor is found, a dead one leaves nothing stale."""
 
+import fcntl
 import os
 import signal
 import stat
@@ -8,6 +9,7 @@ import sys
 
 import pytest
 
+from local import state
 from local.layout import Layout
 from local.secrets import load_or_make, write_private
 from local.state import (
@@ -43,12 +45,40 @@ def a_state(**changes):
     return StackState(**fields | changes)
 
 
-def test_only_one_holds_the_directory(layout):
+def test_only_one_holds_the_directory(layout, monkeypatch):
+    monkeypatch.setattr(state, "TAKE_LOCK_S", 0.05)
     with take_lock(layout):
         with pytest.raises(AlreadyRunningError):
             take_lock(layout)
         assert is_running(layout)
     assert not is_running(layout)
+
+
+def test_a_directory_never_used_is_not_running(tmp_path):
+    assert not is_running(Layout(tmp_path / "none"))
+
+
+def test_asking_at_once_does_not_look_like_running(layout):
+    take_lock(layout).close()
+    with layout.lock.open() as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        assert not is_running(layout)
+
+
+def test_whoever_asks_does_not_keep_it_from_being_taken(layout):
+    ask = "import sys; from pathlib import Path; from local.layout import Layout\n"
+    ask += "from local.state import is_running\n"
+    ask += "layout = Layout(Path(sys.argv[1])); print('asking', flush=True)\n"
+    ask += "while True: is_running(layout)"
+    with subprocess.Popen(
+        [sys.executable, "-c", ask, str(layout.root)], stdout=subprocess.PIPE
+    ) as child:
+        try:
+            assert child.stdout.readline() == b"asking\n"
+            for _ in range(200):
+                take_lock(layout).close()
+        finally:
+            child.kill()
 
 
 def test_a_killed_holder_leaves_no_lock_and_no_state(layout):
