@@ -21,9 +21,9 @@ import msgspec
 
 from core.fleet import JournalEntry
 from core.protocol import Timings, Usage
+from worker.journal_segments import Segments
 
 SYNC_INTERVAL_S = 0.5
-SEGMENT_BYTES = 4 * 1024 * 1024
 RECORD_BYTES_MAX = 1024 * 1024
 BATCH_ENTRIES_MAX = 500
 
@@ -64,15 +64,6 @@ def decode_records(data: bytes) -> Iterator[JournalEntry]:
         start += _HEAD + size
 
 
-class _Segment:
-    """One file, and what must be acknowledged before it may go."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.bytes = 0
-        self.seq_last = 0
-
-
 class Journal:
     """The journal of this boot. `append` is called by the engine's thread; the rest by others."""
 
@@ -86,18 +77,23 @@ class Journal:
         self._acked = 0
         self._pending: dict[Attempt, JournalEntry] = {}  # newest unacknowledged of each attempt
         self._open: dict[Attempt, int] = {}  # attempts without a last word -> their newest seq
-        self._segments: list[_Segment] = []
-        self._file = self._next_segment()
+        self._unwritten: dict[Attempt, JournalEntry] = {}  # newest ones that the disk refused
+        self._segments = Segments(directory, boot_id)
         self._dirty = False
-        self.broken = False
+        self._sync_failed = False
         self._closing = threading.Event()
         self._syncer = threading.Thread(target=self._sync_loop, name="journal-sync", daemon=True)
         self._syncer.start()
 
     @property
     def full(self) -> bool:
-        """Whether new work must be refused: at its bound, or the disk took no more."""
-        return self.broken or sum(s.bytes for s in self._segments) >= self._bytes_max
+        """Whether new work must be refused: at its bound, or broken."""
+        return self.broken or self._segments.size >= self._bytes_max
+
+    @property
+    def broken(self) -> bool:
+        """Totals that the disk did not take are still to be written, or made durable."""
+        return bool(self._unwritten) or self._sync_failed
 
     @property
     def unacked(self) -> int:
@@ -129,11 +125,7 @@ class Journal:
                 timings=timings or Timings(),
                 at_ms=at_ms,
             )
-            try:
-                self._write(encode_record(entry))
-                self.broken = False
-            except OSError:
-                self.broken = True
+            self._write(attempt, entry)
             self._pending[attempt] = entry
             if cause:
                 self._open.pop(attempt, None)
@@ -159,51 +151,69 @@ class Journal:
             _write_acked(self._directory, self.boot_id, self._acked)
             self._trim()
 
+    def sync(self) -> None:
+        """One round: write what the disk refused before, then make all of it durable.
+
+        A failure is told by `broken` until a later round succeeds.
+        """
+        with self._lock:
+            for attempt, entry in list(self._unwritten.items()):
+                self._write(attempt, entry)
+            if not self._dirty:
+                return
+            self._dirty = False
+        try:
+            self._fsync()
+        except OSError as error:
+            if not self._sync_failed:
+                _log.exception(
+                    "the journal is not durable", extra={"facts": {"reason": str(error)}}
+                )
+            self._sync_failed = self._dirty = True
+        else:
+            self._sync_failed = False
+
     def close(self) -> None:
         """Make everything durable. With nothing left to tell, leave no files."""
         self._closing.set()
         self._syncer.join()
         with self._lock:
-            os.fsync(self._file)
-            os.close(self._file)
+            for attempt, entry in list(self._unwritten.items()):
+                self._write(attempt, entry)
+            self._segments.close()
             if not self._pending and not self._open:
                 remove_boot(self._directory, self.boot_id)
 
-    def _write(self, record: bytes) -> None:
-        segment = self._segments[-1]
-        if segment.bytes >= SEGMENT_BYTES:
-            os.fsync(self._file)
-            os.close(self._file)
-            self._file = self._next_segment()
-            segment = self._segments[-1]
-        view = memoryview(record)
-        while view:
-            view = view[os.write(self._file, view) :]
-        segment.bytes += len(record)
-        segment.seq_last = self._seq
+    def _write(self, attempt: Attempt, entry: JournalEntry) -> None:
+        try:
+            durable = self._segments.write(encode_record(entry), entry.seq)
+        except OSError as error:
+            if not self._unwritten:
+                _log.exception("the disk takes no more", extra={"facts": {"reason": str(error)}})
+            self._unwritten[attempt] = entry
+            return
+        self._unwritten.pop(attempt, None)
         self._dirty = True
+        self._sync_failed = self._sync_failed or not durable
 
-    def _next_segment(self) -> int:
-        number = int(self._segments[-1].path.suffixes[-2][1:]) + 1 if self._segments else 0
-        path = self._directory / f"{self.boot_id}.{number}.journal"
-        self._segments.append(_Segment(path))
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    def _fsync(self) -> None:
+        # Outside the lock: the engine's thread must not wait for the disk.
+        with self._lock:
+            file = self._segments.duplicate()
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)
 
     def _trim(self) -> None:
         # An open attempt's newest totals stay on disk even when acknowledged: if we are
         # killed, the next life must know that the attempt was open, and at how many tokens.
         needed = min(self._open.values(), default=self._seq + 1)
-        while len(self._segments) > 1 and self._segments[0].seq_last < min(needed, self._acked + 1):
-            self._segments.pop(0).path.unlink()
+        self._segments.trim(min(needed, self._acked + 1))
 
     def _sync_loop(self) -> None:
         while not self._closing.wait(SYNC_INTERVAL_S):
-            with self._lock:
-                dirty, self._dirty = self._dirty, False
-                file = os.dup(self._file) if dirty else None
-            if file is not None:
-                os.fsync(file)
-                os.close(file)
+            self.sync()
 
 
 class LeftBehind(msgspec.Struct, frozen=True, kw_only=True):
@@ -224,9 +234,13 @@ def left_behind(directory: Path, *, now_ms: int) -> list[LeftBehind]:
 
 
 def remove_boot(directory: Path, boot_id: str) -> None:
-    """Everything this boot had to tell is in Postgres."""
+    """Everything this boot had to tell is in Postgres. What cannot be deleted stays."""
     for path in directory.glob(f"{boot_id}.*"):
-        path.unlink(missing_ok=True)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            # The next life tells it once more, which is harmless.
+            _log.warning("a journal stays", extra={"facts": {"reason": str(error)}})
 
 
 def _left_by(directory: Path, boot_id: str, now_ms: int) -> LeftBehind:
@@ -254,10 +268,14 @@ def _acked_path(directory: Path, boot_id: str) -> Path:
 
 
 def _write_acked(directory: Path, boot_id: str, seq: int) -> None:
-    # Losing this costs a second delivery, which is harmless: no fsync.
+    # Losing this costs a second delivery, which is harmless: no fsync, and a full disk is
+    # no reason to stop delivering.
     temporary = _acked_path(directory, boot_id).with_suffix(".acked-new")
-    temporary.write_text(str(seq))
-    temporary.replace(_acked_path(directory, boot_id))
+    try:
+        temporary.write_text(str(seq))
+        temporary.replace(_acked_path(directory, boot_id))
+    except OSError as error:
+        _log.info("an acknowledgement is not kept", extra={"facts": {"reason": str(error)}})
 
 
 def _read_acked(directory: Path, boot_id: str) -> int:

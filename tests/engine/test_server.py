@@ -214,7 +214,7 @@ async def test_what_cannot_be_served_is_refused_before_it_costs_anything(tmp_pat
         for tokens in (270, 310):  # over the pool, over the context
             huge = a_request(prompt=[1] * tokens)
             assert await worker.generate(huge) == [Nack(reason="fits_never", fits_never=True)]
-        worker.journal.broken = True
+        worker.journal._bytes_max = 0
         assert await worker.generate(a_request()) == [Nack(reason="journal_full")]
         assert worker.journal.batch() == ()
 
