@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from cli.place import add_data_option, complain, layout_of
 from local.state import is_running, read_state
 
-TIMEOUT_S = 90.0
+# Gateways, workers, the control plane and the services, one after the other.
+TIMEOUT_S = 180.0
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -13,7 +13,7 @@ from artifacts.errors import ArtifactError
 from cli.models import DTYPE, pull_with_progress
 from cli.output import Output
 from cli.place import complain
-from local.seed import Admin, SeedError, seed
+from local.seed import REGION, Admin, SeedError, seed
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -25,6 +25,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "--demo-key", type=Path, required=True, metavar="FILE", help="made if absent"
     )
+    parser.add_argument("--region", default=REGION, help=f"the deployment's (default: {REGION})")
     parser.add_argument("--model", default="smollm2-135m-instruct", metavar="SPEC")
     parser.set_defaults(run=run)
 
@@ -36,7 +37,7 @@ def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     try:
         manifest = pull_with_progress(arguments.model, arguments.models, Output(), dtype=DTYPE)
         with Admin(arguments.control_plane, token) as admin:
-            deployment = seed(admin, manifest, arguments.demo_key)
+            deployment = seed(admin, manifest, arguments.demo_key, region=arguments.region)
     except (ArtifactError, SeedError, httpx.HTTPError, OSError) as error:
         complain(str(error))
         return 1

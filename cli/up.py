@@ -54,7 +54,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--gateways", type=int, default=1, help="each ten ports above the last")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--model", default="smollm2-135m-instruct")
-    parser.add_argument("--lease-ms", type=int, default=5000)
+    parser.add_argument("--lease-ms", type=int, help="before HEADWORKS_LEASE_MS")
     parser.set_defaults(run=run)
 
 

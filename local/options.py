@@ -19,7 +19,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     gateways: int = 1
     workers: int = 1
     model: str = "smollm2-135m-instruct"
-    lease_ms: int = 5000
+    lease_ms: int | None = None  # None: HEADWORKS_LEASE_MS, else the gateway's default
     database_url: str = ""  # "": embedded
     redis_url: str = ""  # "": embedded
 

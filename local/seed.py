@@ -63,13 +63,13 @@ class Admin:
         return response.json()
 
 
-def seed(admin: Admin, manifest: Manifest, demo_key: Path) -> str:
+def seed(admin: Admin, manifest: Manifest, demo_key: Path, *, region: str = REGION) -> str:
     """Make everything; returns the deployment's name."""
     admin.create("/admin/models", {"manifest": msgspec.to_builtins(manifest)})
     deployment = deployment_name(manifest.name, manifest.version)
     admin.create(
         "/admin/deployments",
-        {"name": deployment, "version": manifest.version, "region": REGION},
+        {"name": deployment, "version": manifest.version, "region": region},
     )
     admin.put(f"/admin/routes/{manifest.name}", {"deployment": deployment})
     if not _priced(admin, manifest.name):

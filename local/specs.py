@@ -8,13 +8,26 @@ from local.layout import Layout
 from local.options import Options
 from local.process import ProcessSpec
 from local.secrets import Secrets
+from local.seed import REGION
 
 ROOT = Path(__file__).parents[1]
-DRAIN_TIMEOUT_S = 15.0
+# On one machine nobody takes over what is drained, and somebody waits at the terminal.
+DRAIN = {
+    "HEADWORKS_DRAIN_MS": "8000",
+    "HEADWORKS_SETTLE_MS": "5000",
+    "HEADWORKS_DRAIN_TIMEOUT_S": "8",
+}
+# A gateway drains, settles twice over and closes, each within its bound: 19 s and what it
+# takes to close. Killed before that, it leaves its work to be found by lease.
+STOP_TIMEOUT_S = 40.0
 
 
 class Specs:
-    """Specs for one stack. `environ` is passed through, so HEADWORKS_* may tune a process."""
+    """Specs for one stack.
+
+    `environ` is passed through, so HEADWORKS_* may tune a process; what processes must agree
+    on with the stack is ours.
+    """
 
     def __init__(
         self,
@@ -28,13 +41,15 @@ class Specs:
         self._options = options
         self._layout = Layout(options.data, options.models)
         self._shared = {
-            "HEADWORKS_INTERNAL_SECRET": secrets.internal_secret,
-            "HEADWORKS_REGION": "local",
-            "HEADWORKS_MODELS_DIR": str(self._layout.models),
-            "HEADWORKS_LEASE_MS": str(options.lease_ms),
+            **DRAIN,
             **environ,
+            "HEADWORKS_INTERNAL_SECRET": secrets.internal_secret,
+            "HEADWORKS_REGION": REGION,
+            "HEADWORKS_MODELS_DIR": str(self._layout.models),
             "PYTHONUNBUFFERED": "1",
         }
+        if options.lease_ms is not None:
+            self._shared["HEADWORKS_LEASE_MS"] = str(options.lease_ms)
         self._stores = {
             "HEADWORKS_DATABASE_URL": database_url,
             "HEADWORKS_REDIS_URL": redis_url,
@@ -89,7 +104,7 @@ class Specs:
             argv=(sys.executable, "-m", module),
             cwd=ROOT,
             env={**self._shared, **own},
-            stop_timeout_s=DRAIN_TIMEOUT_S,
+            stop_timeout_s=STOP_TIMEOUT_S,
         )
 
 
