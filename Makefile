@@ -47,7 +47,9 @@ clean: ## remove the environment and caches; data in .local/ stays
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 $(VENV)/bin/python:
-	@$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or newer is needed, and '$(PYTHON)' is not: make PYTHON=python3.11 …" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
 # pip answers "already satisfied" in a second, so a changed lock costs little.
 $(RUN_STAMP): requirements/base.lock requirements/local.lock requirements/worker.lock | $(VENV)/bin/python
