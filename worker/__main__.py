@@ -12,14 +12,14 @@ from artifacts.errors import ArtifactError
 from core import ids, log
 from core.settings import SettingsError, read_settings
 from worker.process import Worker
-from worker.settings import WorkerSettings
+from worker.settings import WorkerSettings, checked
 from worker.startup import resolved
 
 
 def main() -> int:
-    """The exit status: 0 after a clean stop, 2 for a bad setting, else 1."""
+    """The exit status: 0 after a clean stop, 2 for a bad setting, 3 when fenced, else 1."""
     try:
-        settings = resolved(read_settings(WorkerSettings, os.environ))
+        settings = resolved(checked(read_settings(WorkerSettings, os.environ)))
     except (SettingsError, ArtifactError) as error:
         print(f"worker: {error}", file=sys.stderr)
         return 2

@@ -1,8 +1,12 @@
-"""The worker's settings, read once in `__main__`."""
+"""The worker's settings, read once in `__main__`, and what makes them unsafe to start with."""
 
+import re
 from pathlib import Path
 
 import msgspec
+
+from core.internal_token import SECRET_BYTES_MIN
+from core.settings import SettingsError, env_name
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,3 +40,25 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     def url(self) -> str:
         """The address this worker registers."""
         return self.worker_url or f"http://{self.worker_host}:{self.worker_port}"
+
+
+MAY_BE_ZERO = frozenset({"worker_port", "threads", "kv_blocks"})
+
+# It is a field of an internal token, which dots separate, and a key of the control plane's.
+_REPLICA_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
+
+
+def checked(settings: WorkerSettings) -> WorkerSettings:
+    """The same settings, or SettingsError for a value that would be unsafe to start with."""
+    if len(settings.internal_secret.encode()) < SECRET_BYTES_MIN:
+        name = env_name("internal_secret")
+        raise SettingsError(f"{name} is shorter than {SECRET_BYTES_MIN} bytes")
+    if not _REPLICA_ID.fullmatch(settings.replica_id):
+        name = env_name("replica_id")
+        raise SettingsError(f"{name} must be 1 to 128 of A-Z a-z 0-9 _ -, the first no _ or -")
+    for field in msgspec.structs.fields(settings):
+        value = getattr(settings, field.name)
+        least = 0 if field.name in MAY_BE_ZERO else 1
+        if isinstance(value, int) and value < least:
+            raise SettingsError(f"{env_name(field.name)} must be at least {least}")
+    return settings
