@@ -61,6 +61,7 @@ class DispatchRules(msgspec.Struct, frozen=True, kw_only=True):
     call_timeout_ms: int = 1_000
     in_flight_max: int = 16_384  # calls unanswered
     batch_max: int = 256  # tickets told of in one call
+    strays_max: int = 64  # cancels under way of tickets nobody here knows
     tenants_remembered_max: int = 10_000  # whose headroom is kept for when Valkey is away
     close_ms: int = 2_000
     alone_ms: int = 250  # at least, once Valkey failed: one that comes and goes is no help
@@ -96,6 +97,7 @@ class Dispatch:
         self._touched_ms = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._releases: set[asyncio.Task[None]] = set()
+        self._strays: set[tuple[str, str]] = set()  # pool and ticket, being cancelled
 
     @property
     def degraded(self) -> bool:
@@ -425,9 +427,18 @@ class Dispatch:
                 pool.acks[grant.ticket] = None
                 pool.wake.set()
             else:
-                self._release(self._tell_cancel_pool(pool, grant.ticket))
+                self._cancel_stray(pool, grant.ticket)
         if reply.epoch != pool.epoch:
             self._announce(pool)
+
+    def _cancel_stray(self, pool: PoolSide, ticket: str) -> None:
+        """Once, however many replies list it; those over the bound will be listed again."""
+        stray = (pool.name, ticket)
+        if stray in self._strays or len(self._strays) >= self._rules.strays_max:
+            return
+        self._strays.add(stray)
+        task = self._release(self._tell_cancel_pool(pool, ticket))
+        task.add_done_callback(lambda _: self._strays.discard(stray))
 
     def _announce(self, pool: PoolSide) -> None:
         """Whoever decides has lost its memory, perhaps of the tenants' tickets too."""
