@@ -1,6 +1,7 @@
 """`headworks models`: pull a model version into the store, list what is there."""
 
 import argparse
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from artifacts.pull import pull
 from artifacts.store import ModelStore
 from cli.output import Output
 from cli.place import add_data_option, complain, layout_of
+from local.pulling import PullStoppedError, Stopped
 
 DTYPE: ComputeDtype = "bfloat16"
 
@@ -54,14 +56,30 @@ def run_list(arguments: argparse.Namespace, _environ: Mapping[str, str]) -> int:
     return 0
 
 
+def _never() -> bool:
+    return False
+
+
 def pull_with_progress(
-    spec: str, root: Path, output: Output, *, dtype: ComputeDtype = DTYPE
+    spec: str,
+    root: Path,
+    output: Output,
+    *,
+    dtype: ComputeDtype = DTYPE,
+    stopped: Stopped = _never,
 ) -> Manifest:
-    """Pull, unless the store has it, with a bar. Raises ArtifactError."""
+    """Pull, unless the store has it, with a bar.
+
+    Raises ArtifactError, and PullStoppedError soon after `stopped` says so.
+    """
+    puller = threading.get_ident()
     with output.progress() as bar:
         task = bar.add_task("model", total=None)
 
         def report(progress: Progress) -> None:
+            # Raised in another thread of the pull it would be lost there.
+            if stopped() and threading.get_ident() == puller:
+                raise PullStoppedError(f"the pull of {spec} was stopped")
             bar.update(
                 task,
                 description=progress.stage,

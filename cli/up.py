@@ -9,12 +9,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 
 import httpx
 
 from artifacts.errors import ArtifactError
+from artifacts.manifest import Manifest
 from cli import summary
 from cli.models import pull_with_progress
 from cli.output import Output
@@ -23,8 +23,10 @@ from local.layout import Layout
 from local.options import Options
 from local.ports import PortTakenError
 from local.postgres import PostgresError
+from local.pulling import Stopped
+from local.secrets import SecretsError
 from local.seed import SeedError
-from local.stack import DiskFullError, Stack, root_cause
+from local.stack import DatabaseError, DiskFullError, Stack, StopFailedError, root_cause
 from local.state import AlreadyRunningError, read_state, take_lock
 from local.supervisor import StartFailedError, last_lines
 
@@ -33,7 +35,9 @@ EXPECTED = (
     StartFailedError,
     PortTakenError,
     DiskFullError,
+    SecretsError,
     PostgresError,
+    DatabaseError,
     SeedError,
     ArtifactError,
     OSError,
@@ -94,26 +98,58 @@ async def _serve(options: Options, environ: Mapping[str, str]) -> int:
     asked_to_stop = asyncio.Event()
     for signum in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(signum, asked_to_stop.set)
-    pull = partial(pull_with_progress, options.model, layout.models, output)
+
+    def pull(stopped: Stopped) -> Manifest:
+        return pull_with_progress(options.model, layout.models, output, stopped=stopped)
+
     stack = Stack(options, environ, output.line, pull)
     failure = ""
     try:
-        starting = asyncio.create_task(stack.up())
-        stopping = asyncio.create_task(asked_to_stop.wait())
+        await _until_asked(stack, layout, asked_to_stop)
+    except Exception as error:  # noqa: BLE001 - whatever it is: a sentence, and an orderly end
+        failure = _sentence(root_cause(error))
+        _complain_if_heard(failure)
+    finally:
+        failure = await _down(stack, failure)
+    return 1 if failure else 0
+
+
+async def _until_asked(stack: Stack, layout: Layout, asked_to_stop: asyncio.Event) -> None:
+    """Start, and stay until a signal asks to stop, during the start or after it."""
+    starting = asyncio.create_task(stack.up())
+    stopping = asyncio.create_task(asked_to_stop.wait())
+    try:
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             await starting
             summary.show(layout, stack.gateway_urls[0], stack.control_plane_url)
             await stopping
-        else:
-            starting.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await starting
-    except EXPECTED + (BaseExceptionGroup,) as error:  # noqa: RUF005 - reads as what is caught
-        failure = str(root_cause(error))
-        complain(failure)
-    await stack.down(failure)
-    return 1 if failure else 0
+    finally:
+        for task in (starting, stopping):
+            task.cancel()
+        await asyncio.gather(starting, stopping, return_exceptions=True)
+
+
+async def _down(stack: Stack, failure: str) -> str:
+    """Stop everything; the first failure, of the start or of this."""
+    try:
+        await stack.down(failure)
+    except StopFailedError as error:
+        _complain_if_heard(str(error))
+        return failure or str(error)
+    return failure
+
+
+def _sentence(error: BaseException) -> str:
+    """Ours speak for themselves; of another's, its kind is a part of the message."""
+    text = str(error).strip()
+    return text if isinstance(error, EXPECTED) and text else f"{type(error).__name__}: {text}"
+
+
+def _complain_if_heard(sentence: str) -> None:
+    with contextlib.suppress(OSError):
+        # Standard error may be a file on a full disk.
+        complain(sentence)
 
 
 def _already_running(layout: Layout) -> int:

@@ -7,6 +7,8 @@
 """
 
 import asyncio
+import contextlib
+import logging
 import os
 import shutil
 import subprocess
@@ -21,13 +23,14 @@ from local.layout import Layout
 from local.options import Options
 from local.postgres import EmbeddedPostgres, binaries
 from local.process import ProcessSpec
+from local.pulling import Pull, Pulling
 from local.secrets import Secrets, load_or_make
 from local.seed import Admin, seed
 from local.specs import Specs
 from local.state import StackState, write_state
 from local.supervisor import Show, Supervised
 from local.valkey import EmbeddedValkey
-from store.migrate import upgrade
+from store.migrate import MigrationError, upgrade
 
 SERVICE_TIMEOUT_S = 60.0
 PROCESS_TIMEOUT_S = 60.0
@@ -35,11 +38,19 @@ WORKER_TIMEOUT_S = 180.0
 PROBE_TIMEOUT_S = 2.0
 DISK_FREE_MIN = 1024**3
 
-Pull = Callable[[], Manifest]
+_log = logging.getLogger(__name__)
 
 
 class DiskFullError(Exception):
     """Too little room to start safely."""
+
+
+class DatabaseError(Exception):
+    """The database does not answer, or cannot be brought up to date; the message says which."""
+
+
+class StopFailedError(Exception):
+    """A process's end could not be seen; the message says whose."""
 
 
 class Stack:
@@ -73,34 +84,47 @@ class Stack:
     async def up(self) -> None:
         """Start everything. Whatever is raised, what was started is still to be brought down.
 
-        Raises StartFailedError, PortTakenError, DiskFullError, PostgresError, SeedError and
-        what the pull raises.
+        Raises StartFailedError, PortTakenError, DiskFullError, SecretsError, PostgresError,
+        DatabaseError, SeedError and what the pull raises.
         """
         self._check_machine()
         self._layout.make()
         secrets = load_or_make(self._layout)
-        pulling = asyncio.create_task(asyncio.to_thread(self._pull))
+        pulling = Pulling(self._pull)
         try:
             await self._start_services()
-            await asyncio.to_thread(upgrade, self._database_url)
+            await asyncio.to_thread(self._migrate)
             specs = self._specs(secrets)
             await self._start_control_plane(specs)
-        finally:
-            # The pull runs in a thread, which cannot be cancelled: wait for it either way.
-            manifest = await pulling
+            manifest = await pulling.result()
+        except BaseException:
+            await pulling.stop()
+            raise
         deployment = await asyncio.to_thread(self._seed, secrets, manifest)
         await self._start_serving(specs, deployment, manifest.version)
         self._enter("up")
 
     async def down(self, failure: str = "") -> None:
-        """Stop everything, last started first. Returns when no process is left."""
+        """Stop everything, last started first. Returns when no process is left.
+
+        Raises StopFailedError after that, when it could not be seen of each.
+        """
         self._failure = failure
-        self._enter("failed" if failure else "stopping")
+        self._phase = "failed" if failure else "stopping"
+        self._note()
         serving = [child for child in self._running if child.spec.name.startswith("gateway")]
+        problems = []
         for child in serving + [c for c in reversed(self._running) if c not in serving]:
-            await child.stop()
+            try:
+                await child.stop()
+            except Exception as error:  # noqa: BLE001 - the others are to be stopped all the same
+                problems.append(f"{child.spec.name}: {error!r}")
         await self._probe.aclose()
-        self._layout.state.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            # Left behind it is not believed: the lock says that nobody lives.
+            self._layout.state.unlink(missing_ok=True)
+        if problems:
+            raise StopFailedError("stopping failed: " + "; ".join(problems))
 
     def _check_machine(self) -> None:
         options = self._options
@@ -151,6 +175,13 @@ class Stack:
         await self._start(valkey.spec(), partial(_listens, valkey.port), SERVICE_TIMEOUT_S)
         self._redis_url = valkey.url
 
+    def _migrate(self) -> None:
+        try:
+            upgrade(self._database_url)
+        except MigrationError as error:
+            which = "DATABASE_URL's database" if self._options.database_url else "the database"
+            raise DatabaseError(f"{which} could not be used: {error}") from error
+
     async def _start_control_plane(self, specs: Specs) -> None:
         ready = partial(self._answers, f"{self.control_plane_url}/health/ready")
         await self._start(specs.control_plane(), ready, PROCESS_TIMEOUT_S)
@@ -174,7 +205,7 @@ class Stack:
     async def _start(
         self, spec: ProcessSpec, ready: Callable[[], Awaitable[bool]], timeout_s: float
     ) -> None:
-        child = Supervised(spec, self._layout.log(spec.name), self._show, self._write)
+        child = Supervised(spec, self._layout.log(spec.name), self._show, self._note)
         self._running.append(child)
         await child.start()
         await child.wait_ready(ready, timeout_s)
@@ -188,6 +219,13 @@ class Stack:
     def _enter(self, phase: str) -> None:
         self._phase = phase
         self._write()
+
+    def _note(self) -> None:
+        """Write if we can: a full disk must not keep anybody from being watched and stopped."""
+        try:
+            self._write()
+        except OSError as error:
+            _log.warning("cannot write the state", extra={"facts": {"reason": str(error)}})
 
     def _write(self) -> None:
         state = StackState(
@@ -213,11 +251,14 @@ def root_cause(error: BaseException) -> BaseException:
 
 def _accepts(port: int) -> bool:
     """Whether Postgres takes connections: an open port alone may still be recovering."""
-    done = subprocess.run(  # noqa: S603 - our own binary
-        [str(binaries() / "pg_isready"), "-q", "-h", ports.LOOPBACK, "-p", str(port)],
-        check=False,
-        timeout=PROBE_TIMEOUT_S * 2,
-    )
+    try:
+        done = subprocess.run(  # noqa: S603 - our own binary
+            [str(binaries() / "pg_isready"), "-q", "-h", ports.LOOPBACK, "-p", str(port)],
+            check=False,
+            timeout=PROBE_TIMEOUT_S * 2,
+        )
+    except subprocess.TimeoutExpired:
+        return False
     return done.returncode == 0
 
 

@@ -7,8 +7,11 @@ Safe to run twice at once: `migrations/env.py` holds an advisory lock.
 from pathlib import Path
 
 import msgspec
+import psycopg
 from alembic import command
 from alembic.config import Config
+from alembic.util import CommandError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 
 class MigrationSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,9 +23,23 @@ class MigrationSettings(msgspec.Struct, frozen=True, kw_only=True):
 MIGRATIONS = Path(__file__).parent.parent / "migrations"
 
 
+class MigrationError(Exception):
+    """The database could not be brought up to date; the message says why, without its URL."""
+
+
 def upgrade(database_url: str, revision: str = "head") -> None:
-    """Run the migrations that `database_url` has not seen, each in its own transaction."""
-    command.upgrade(_config(database_url), revision)
+    """Run the migrations that `database_url` has not seen, each in its own transaction.
+
+    Raises MigrationError.
+    """
+    try:
+        command.upgrade(_config(database_url), revision)
+    except DBAPIError as error:
+        # The driver's own words; SQLAlchemy adds the statement and a link.
+        raise MigrationError(str(error.orig).strip()) from error
+    except (SQLAlchemyError, psycopg.Error, CommandError, ValueError) as error:
+        # ValueError: a port that is no number.
+        raise MigrationError(str(error)) from error
 
 
 def check(database_url: str) -> None:
