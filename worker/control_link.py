@@ -1,7 +1,8 @@
 """The worker's side of the fleet protocol: register, beat, deliver the journal.
 
 The control plane being away changes nothing for what runs: beats and journal entries wait,
-the journal up to its bound on disk, and delivery goes on when it is back.
+the journal up to its bound on disk, and delivery goes on when it is back. Only being fenced
+ends the link; an entry that the control plane will never take does not hold up the others.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from typing import TypeVar
 
 import httpx
 import msgspec
+from prometheus_client import Counter
 
 from core import fleet, internal_token
 from core.fleet import Beat, BeatReply, Capacity, JournalEntry, JournalReply, Register, Registered
@@ -25,10 +27,20 @@ AUDIENCE = "control-plane"
 TOKEN_LIFE_MS = 60_000
 RETRY_FIRST_S = 0.2
 RETRY_MAX_S = 5.0
+RESTART_FIRST_S = 1.0
+RESTART_MAX_S = 30.0
 JOURNAL_INTERVAL_S = 0.25
 REQUEST_TIMEOUT_S = 5.0
+REASON_CHARS = 500
+
+# The control plane will never take such a message; 413 may only mean that it is too long.
+REFUSED = frozenset({httpx.codes.REQUEST_ENTITY_TOO_LARGE, httpx.codes.UNPROCESSABLE_ENTITY})
+
+# Not an answer, or not one of the control plane's: a proxy's page, say.
+AWAY = (httpx.HTTPError, msgspec.MsgspecError)
 
 Reply = TypeVar("Reply")
+Taken = Callable[[tuple[JournalEntry, ...]], None]
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +66,7 @@ class ControlLink:
         self._server = server
         self._capacity = capacity
         self._can_resume = can_resume
-        self._left_behind = left_behind
+        self._left_behind = list(left_behind)
         self._on_drain = on_drain
         self._beat_seq = 0
         self._interval_s = 1.0
@@ -62,9 +74,32 @@ class ControlLink:
         self._client = httpx.AsyncClient(
             base_url=settings.control_plane_url, timeout=REQUEST_TIMEOUT_S
         )
+        self._refused = Counter(
+            "headworks_worker_journal_refused",
+            "Journal entries that the control plane would not take",
+            registry=server.metrics.registry,
+        )
 
     async def run(self) -> None:
-        """Register, then beat and deliver side by side. Raises FencedError."""
+        """Keep the link up. Raises FencedError; what else ends it is logged, and it restarts."""
+        clock = asyncio.get_running_loop().time
+        delay_s = RESTART_FIRST_S
+        while True:
+            started_at = clock()
+            try:
+                await self._live()
+            except Exception as error:
+                fence = _fence(error)
+                if fence is not None:
+                    raise fence from error
+                _log.exception("the link to the control plane ended; it starts again")
+            if clock() - started_at > RESTART_MAX_S:
+                delay_s = RESTART_FIRST_S
+            await asyncio.sleep(delay_s)
+            delay_s = min(delay_s * 2, RESTART_MAX_S)
+
+    async def _live(self) -> None:
+        """Register, then beat and deliver side by side."""
         await self._patiently(self._register)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._beat_for_ever())
@@ -74,7 +109,7 @@ class ControlLink:
         """Tell the present state now; not being heard is not an error."""
         try:
             await self._beat()
-        except (httpx.HTTPError, FencedError) as error:
+        except (*AWAY, FencedError) as error:
             _log.info("a beat was not heard", extra={"facts": {"reason": str(error)}})
 
     async def close(self) -> None:
@@ -82,7 +117,7 @@ class ControlLink:
         await self.beat_once()
         try:
             await self._deliver(self._server.journal)
-        except (httpx.HTTPError, FencedError) as error:
+        except (*AWAY, FencedError) as error:
             _log.warning("journal kept for later", extra={"facts": {"reason": str(error)}})
         await self._client.aclose()
 
@@ -132,8 +167,9 @@ class ControlLink:
             self._on_drain()
 
     async def _deliver_for_ever(self) -> None:
-        for left in self._left_behind:
-            await self._deliver_left_behind(left)
+        while self._left_behind:
+            await self._deliver_left_behind(self._left_behind[0])
+            del self._left_behind[0]
         while True:
             if self._server.journal.unacked:
                 await self._patiently(partial(self._deliver, self._server.journal))
@@ -142,20 +178,44 @@ class ControlLink:
     async def _deliver(self, journal: Journal) -> None:
         entries = journal.batch()
         if entries:
-            await self._send(journal.boot_id, entries)
-            journal.acknowledge(entries)
+            await self._send(journal.boot_id, entries, journal.acknowledge)
 
     async def _deliver_left_behind(self, left: LeftBehind) -> None:
         for start in range(0, len(left.entries), BATCH_ENTRIES_MAX):
             entries = left.entries[start : start + BATCH_ENTRIES_MAX]
-            await self._patiently(partial(self._send, left.boot_id, entries))
+            await self._patiently(partial(self._send, left.boot_id, entries, _forget))
         remove_boot(Path(self._settings.journal_dir), left.boot_id)
 
-    async def _send(self, boot_id: str, entries: tuple[JournalEntry, ...]) -> None:
+    async def _send(self, boot_id: str, entries: tuple[JournalEntry, ...], taken: Taken) -> None:
+        """Deliver, in halves if need be. `taken` hears of what needs no more delivery."""
         message = fleet.Journal(
             replica_id=self._settings.replica_id, boot_id=boot_id, entries=entries
         )
-        await self._post("/fleet/journal", message, JournalReply)
+        try:
+            await self._post("/fleet/journal", message, JournalReply)
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code not in REFUSED:
+                raise
+            if len(entries) > 1:
+                middle = len(entries) // 2
+                await self._send(boot_id, entries[:middle], taken)
+                await self._send(boot_id, entries[middle:], taken)
+                return
+            self._set_aside(boot_id, entries[0], error.response)
+        taken(entries)
+
+    def _set_aside(self, boot_id: str, entry: JournalEntry, response: httpx.Response) -> None:
+        # These totals now have one witness less, the log one more line to settle by hand.
+        facts = {
+            "request": entry.request_id,
+            "attempt": entry.attempt,
+            "boot": boot_id,
+            "entry": msgspec.to_builtins(entry),
+            "status": response.status_code,
+            "reason": response.text[:REASON_CHARS],
+        }
+        _log.error("the control plane refused a journal entry", extra={"facts": facts})
+        self._refused.inc()
 
     async def _patiently(self, call: Callable[[], Awaitable[None]]) -> None:
         """Repeat `call` with back-off until the control plane takes it."""
@@ -163,7 +223,7 @@ class ControlLink:
         while True:
             try:
                 return await call()
-            except httpx.HTTPError as error:
+            except AWAY as error:
                 _log.info("control plane is away", extra={"facts": {"reason": str(error)}})
             await asyncio.sleep(delay_s)
             delay_s = min(delay_s * 2, RETRY_MAX_S)
@@ -184,3 +244,15 @@ class ControlLink:
             raise FencedError(response.text)
         response.raise_for_status()
         return msgspec.json.decode(response.content, type=reply)
+
+
+def _forget(_entries: tuple[JournalEntry, ...]) -> None:
+    # An earlier life's journal goes as a whole.
+    return
+
+
+def _fence(error: BaseException) -> FencedError | None:
+    """The refusal, should it be somewhere in a task group's errors."""
+    if isinstance(error, BaseExceptionGroup):
+        return next(filter(None, map(_fence, error.exceptions)), None)
+    return error if isinstance(error, FencedError) else None

@@ -79,15 +79,16 @@ class Worker:
         linking = asyncio.create_task(link.run())
         stopping = asyncio.create_task(self._drain_when_asked(http, link))
         await asyncio.wait({linking, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        fenced = linking.done()
+        link_ended = linking.done()
         http.should_exit = True
         await stopping
         linking.cancel()
-        results = await asyncio.gather(linking, serving, return_exceptions=True)
+        ended, _ = await asyncio.gather(linking, serving, return_exceptions=True)
         await link.close()
-        if fenced:
-            _log.error("fenced", extra={"facts": {"reason": str(_fence(results[0]))}})
-        return EXIT_FENCED if fenced else 0
+        if link_ended and isinstance(ended, FencedError):
+            _log.error("fenced", extra={"facts": {"reason": str(ended)}})
+            return EXIT_FENCED
+        return 0
 
     def _link(self, http: HTTPServer) -> ControlLink:
         def drain() -> None:
@@ -134,10 +135,3 @@ class Worker:
     def _stop_engine(self) -> None:
         if self._engine is not None:
             self._engine.stop(ENGINE_STOP_TIMEOUT_S)
-
-
-def _fence(result: object) -> object:
-    """The refusal inside the link's task group."""
-    while isinstance(result, BaseExceptionGroup):
-        result = result.exceptions[0]
-    return result if isinstance(result, FencedError) else repr(result)
