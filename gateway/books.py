@@ -2,21 +2,26 @@
 
 Hard-capped tenants are refused then, for nobody can say what they have left; the others'
 reservations and all settlements go to the spool, in order, and from there to the ledger when
-it is back. Invariant: a request's settlement never overtakes its reservation.
+it is back. A word that the ledger rejects is set aside for a person, and those after it go on.
+Invariant: a request's settlement never overtakes its reservation.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 
 from core.ledger import release
 from core.metering import LedgerRefused, Reserve, Reserved, Settle, TopUp, Witness
 from gateway.spool import Record, Spool, SpoolError
-from store.ledger import Ledger, LedgerAwayError, NotReservedError
+from store.ledger import Ledger, LedgerAwayError, LedgerRejectedError, NotReservedError
 
 _log = logging.getLogger(__name__)
 
 AWAY = LedgerRefused(reason="away")
+REJECTED = (LedgerRejectedError, ValueError)  # repeating the same words is no help
+# Is refused, and changes nothing; that it is answered says that Postgres is there.
+_PROBE = TopUp(request_id="", tenant_id="", total_micro=0)
 
 
 class Books:
@@ -43,6 +48,9 @@ class Books:
                 self._lost_contact()
                 if hard_capped:  # it may have been held
                     await self.settle(release(asked.request_id, asked.tenant_id, asked.created_ms))
+            except REJECTED as error:
+                self._refused(asked.request_id, repr(error))
+                return AWAY
         if hard_capped or not self._spool.takes_new_work:
             return AWAY
         try:
@@ -59,19 +67,28 @@ class Books:
             return await self._ledger.top_up(more)
         except LedgerAwayError:
             self._lost_contact()
-            return AWAY
+        except REJECTED as error:
+            self._refused(more.request_id, repr(error))
+            return LedgerRefused(reason="rejected")
+        return AWAY
 
     async def settle(self, word: Settle) -> None:
         """Say how a request ended: to the ledger, or else to the spool."""
+        record, rejected = Record(settle=word), ""
         if self._direct:
             try:
                 await self._settle(word)
             except LedgerAwayError:
                 self._lost_contact()
+            except REJECTED as error:
+                rejected = repr(error)
             else:
                 return
         try:
-            await self._spool.append(Record(settle=word))
+            if rejected:
+                await self._set_aside(record, rejected)
+            else:
+                await self._spool.append(record)
         except SpoolError:
             # The worker's journal still has the totals, and the sweeper the reservation.
             facts = {"request_id": word.request_id, "cause": word.cause}
@@ -81,9 +98,12 @@ class Books:
         """Tell of answers under way; a checkpoint missed is made up for by the next."""
         if self._direct:
             try:
-                await asyncio.gather(*(self._ledger.reconcile(w) for w in witnesses))
+                rejected = await self._say([Record(witness=witness) for witness in witnesses])
             except LedgerAwayError:
                 self._lost_contact()
+                return
+            for record, reason in rejected:
+                self._refused(_request_id(record), reason)
 
     async def recover(self) -> int:
         """Replay the spool, if there is anything to; returns how many records were taken.
@@ -104,26 +124,56 @@ class Books:
         async with self._recovering:
             try:
                 count = await replay(self._apply)
+                if self.away:
+                    await self._make_contact()
             except LedgerAwayError:
                 self._lost_contact()
                 return 0
-        self.away = False
         if count:
             _log.info("spooled records were replayed", extra={"facts": {"records": count}})
         return count
 
+    async def _make_contact(self) -> None:
+        """Raises LedgerAwayError. There may have been nothing to replay, and so no answer."""
+        with suppress(LedgerRejectedError):
+            await self._ledger.top_up(_PROBE)
+        self.away = False
+
     async def _apply(self, records: Sequence[Record]) -> None:
         """Reservations first: a later word in the same batch may be about them."""
-        reserves = [record.reserve for record in records if record.reserve is not None]
-        for asked, answer in zip(
-            reserves, await asyncio.gather(*map(self._ledger.reserve, reserves)), strict=True
-        ):
+        rejected = [
+            *await self._say([record for record in records if record.reserve is not None]),
+            *await self._say([record for record in records if record.settle is not None]),
+            *await self._say([record for record in records if record.witness is not None]),
+        ]
+        for record, reason in rejected:
+            await self._set_aside(record, reason)
+
+    async def _say(self, records: Sequence[Record]) -> list[tuple[Record, str]]:
+        """Those that the ledger rejects, and why. Raises LedgerAwayError when all have ended."""
+        answers = await asyncio.gather(*map(self._say_one, records), return_exceptions=True)
+        rejected = []
+        for record, answer in zip(records, answers, strict=True):
+            if isinstance(answer, REJECTED):
+                rejected.append((record, repr(answer)))
+            elif answer is not None:
+                raise answer
+        return rejected
+
+    async def _say_one(self, record: Record) -> None:
+        if record.reserve is not None:
+            answer = await self._ledger.reserve(record.reserve)
             if isinstance(answer, LedgerRefused):
-                self._refused(asked.request_id, answer.reason)
-        settles = [record.settle for record in records if record.settle is not None]
-        await asyncio.gather(*map(self._settle, settles))
-        witnesses = [record.witness for record in records if record.witness is not None]
-        await asyncio.gather(*map(self._ledger.reconcile, witnesses))
+                self._refused(record.reserve.request_id, answer.reason)
+        elif record.settle is not None:
+            await self._settle(record.settle)
+        elif record.witness is not None:
+            await self._ledger.reconcile(record.witness)
+
+    async def _set_aside(self, record: Record, reason: str) -> None:
+        """Raises SpoolError."""
+        self._refused(_request_id(record), reason)
+        await self._spool.set_aside(record, reason)
 
     async def _settle(self, word: Settle) -> None:
         try:
@@ -145,3 +195,8 @@ class Books:
         self.refused_words += 1
         facts = {"request_id": request_id, "reason": reason}
         _log.error("the ledger refused a word about a request", extra={"facts": facts})
+
+
+def _request_id(record: Record) -> str:
+    word = record.reserve or record.settle or record.witness
+    return word.request_id if word is not None else ""

@@ -2,8 +2,9 @@
 
 One folder for each incarnation of a gateway, locked while it lives; a later incarnation
 adopts the folders of dead ones. Records are replayed in the order they were written, and
-everything in them is idempotent, so a replay cut short is simply done again. Invariant: when
-`append` returns, the record survives the machine losing power.
+everything in them is idempotent, so a replay cut short is simply done again. What the ledger
+will never take goes to `<name>.rejected` beside the folder, for a person. Invariant: when
+`append` or `set_aside` returns, the record survives the machine losing power.
 """
 
 import asyncio
@@ -27,6 +28,7 @@ REPLAY_RECORDS = 256  # handed to `apply` at a time
 LOCK_NAME = "lock"
 SUFFIX = ".spool"
 UNREADABLE_SUFFIX = ".unreadable"
+REJECTED_SUFFIX = ".rejected"
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -45,6 +47,7 @@ Apply = Callable[[Sequence[Record]], Awaitable[None]]
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Record)
+_json = msgspec.json.Encoder()
 
 
 class Spool:
@@ -61,6 +64,7 @@ class Spool:
         self._pending: list[tuple[bytes, asyncio.Future[None]]] = []
         self._pending_bytes = 0
         self._writer: asyncio.Task[None] | None = None
+        self._setting_aside = asyncio.Lock()
 
     def open(self) -> None:
         """Make and lock the folder. Raises OSError."""
@@ -110,6 +114,19 @@ class Spool:
         if self._writer is None:
             self._writer = asyncio.create_task(self._write_pending())
         await written
+
+    async def set_aside(self, record: Record, reason: str) -> None:
+        """Keep it for a person, as a line of JSON; a record may be there more than once.
+
+        Raises SpoolError when it is not on disk: `bytes_max` bounds this file too.
+        """
+        line = _json.encode({"reason": reason, "record": record}) + b"\n"
+        path = self._root / (self._folder.name + REJECTED_SUFFIX)
+        async with self._setting_aside:
+            try:
+                await asyncio.to_thread(_add_line, path, line, self._bytes_max)
+            except OSError as error:
+                raise SpoolError(f"a rejected record cannot be kept: {error}") from error
 
     async def replay(self, apply: Apply) -> int:
         """Hand every record to `apply`, in order; forget a segment when it has taken all of it.
@@ -226,6 +243,16 @@ def _create(path: Path) -> int:
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     _sync_folder(path.parent)
     return file
+
+
+def _add_line(path: Path, line: bytes, bytes_max: int) -> None:
+    file = _create(path)
+    try:
+        if os.fstat(file).st_size + len(line) > bytes_max:
+            raise OSError(f"{path} holds its {bytes_max} bytes")
+        _write(file, line)
+    finally:
+        os.close(file)
 
 
 def _write(file: int, data: bytes) -> None:

@@ -1,6 +1,7 @@
 """Money words when the ledger comes and goes: the pure ledger behind a switch, a real spool."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from gateway.books import AWAY, Books
 from gateway.relay.hold import Hold, HoldLimits, ledger_refusal
 from gateway.routing import Size
 from gateway.spool import Spool
-from store.ledger import LedgerAwayError, NotReservedError
+from store.ledger import LedgerAwayError, LedgerRejectedError, NotReservedError
 
 pytestmark = pytest.mark.anyio
 
@@ -40,28 +41,33 @@ class SwitchedLedger:
         self.book.open_account("capped", 1_000)
         self.away = False
         self.forgets = False
+        self.poison: dict[str, Exception] = {}  # request ids whose words are rejected
+        self.reached = 0
 
-    async def _reach(self) -> None:
+    async def _reach(self, request_id: str) -> None:
         await asyncio.sleep(0)
         if self.away:
             raise LedgerAwayError("away")
+        self.reached += 1
+        if request_id in self.poison:
+            raise self.poison[request_id]
 
     def _forget(self) -> None:
         if self.forgets:
             raise LedgerAwayError("did it answer?")
 
     async def reserve(self, asked: Reserve) -> Reserved | LedgerRefused:
-        await self._reach()
+        await self._reach(asked.request_id)
         answer = self.book.reserve(asked)
         self._forget()
         return answer
 
     async def top_up(self, more: TopUp) -> Reserved | LedgerRefused:
-        await self._reach()
+        await self._reach(more.request_id)
         return self.book.top_up(more)
 
     async def settle(self, word: Settle) -> Settled:
-        await self._reach()
+        await self._reach(word.request_id)
         answer = self.book.settle(word)
         if isinstance(answer, LedgerRefused):
             raise NotReservedError(word.request_id)
@@ -69,7 +75,7 @@ class SwitchedLedger:
         return answer
 
     async def reconcile(self, witness: Witness) -> Settled | None:
-        await self._reach()
+        await self._reach(witness.request_id)
         return self.book.reconcile(witness)
 
 
@@ -241,6 +247,74 @@ async def test_a_hold_tries_again_while_the_ledger_is_away(
     ledger.away = False
     await books.recover()
     assert ledger.book.accounts["capped"].reserved_micro == 0
+
+
+POISONS = [LedgerRejectedError("22P05"), ValueError("an attempt is reported twice")]
+
+
+def set_aside(folder: Path) -> list[str]:
+    """Requests of the settlements set aside."""
+    lines = (folder / "gw.rejected").read_text().splitlines()
+    return [json.loads(line)["record"]["settle"]["request_id"] for line in lines]
+
+
+@pytest.mark.parametrize("poison", POISONS)
+async def test_a_rejected_record_holds_up_no_other(
+    books: Books, ledger: SwitchedLedger, tmp_path: Path, poison: Exception
+) -> None:
+    names = ["one", "two", "three"]
+    for name in names:
+        await books.reserve(a_reserve(name), hard_capped=False)
+    ledger.away = True
+    for name in names:
+        await books.settle(a_settle(name))
+    ledger.away = False
+    ledger.poison["two"] = poison
+    assert await books.recover() == 3
+    assert [ledger.book.rows[name].billed_micro for name in names] == [5, 0, 5]
+    assert (books.away, books.spool_bytes, books.refused_words) == (False, 0, 1)
+    assert set_aside(tmp_path) == ["two"]
+    capped = a_reserve("capped", "capped")
+    assert await books.reserve(capped, hard_capped=True) == Reserved(reserved_micro=10)
+
+
+@pytest.mark.parametrize("poison", POISONS)
+async def test_a_live_settlement_that_is_rejected_is_set_aside(
+    books: Books, ledger: SwitchedLedger, tmp_path: Path, poison: Exception
+) -> None:
+    ledger.poison["req"] = poison
+    await books.settle(a_settle())
+    await books.settle(a_settle())
+    assert set_aside(tmp_path) == ["req", "req"]
+    assert (books.away, books.spool_bytes, books.refused_words) == (False, 0, 2)
+
+
+async def test_other_words_that_are_rejected_are_refused_and_counted(
+    books: Books, ledger: SwitchedLedger
+) -> None:
+    ledger.poison["req"] = LedgerRejectedError("22P05")
+    assert await books.reserve(a_reserve(), hard_capped=True) == AWAY
+    more = TopUp(request_id="req", tenant_id="capped", total_micro=20)
+    assert await books.top_up(more) == LedgerRefused(reason="rejected")
+    usage = Usage(output_tokens=1)
+    witness = Witness(request_id="req", attempt=1, source="checkpoint", usage=usage, final=False)
+    await books.checkpoint([witness])
+    assert (books.away, books.refused_words) == (False, 3)
+
+
+async def test_with_nothing_to_replay_the_ledger_is_away_until_it_answers(
+    books: Books, ledger: SwitchedLedger
+) -> None:
+    ledger.away = True
+    assert await books.top_up(TopUp(request_id="r", tenant_id="capped", total_micro=2)) == AWAY
+    assert books.spool_bytes == 0
+    await books.recover()
+    await books.adopt()
+    assert books.away
+    ledger.away = False
+    await books.recover()
+    assert (books.away, ledger.reached) == (False, 1)
+    assert ledger.book.rows == {}
 
 
 @pytest.mark.parametrize("reason", ["hard_cap", "away", "no_account", "id_reused"])

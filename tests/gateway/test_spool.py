@@ -5,6 +5,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from core.metering import RequestTimings, Settle, Witness
@@ -191,3 +192,25 @@ async def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="in use"):
         a_spool(tmp_path)
     await spool.close()
+
+
+async def test_what_is_set_aside_outlives_the_spool_and_is_bounded(tmp_path: Path) -> None:
+    spool, taken = a_spool(tmp_path, bytes_max=2_000), Taken()
+    await asyncio.gather(*(spool.set_aside(a_settle(number), "why") for number in range(3)))
+    more = (spool.set_aside(a_settle(number), "why") for number in range(20))
+    results = await asyncio.gather(*more, return_exceptions=True)
+    assert results[0] is None
+    assert isinstance(results[-1], SpoolError)
+    await spool.close()
+    lines = (tmp_path / "gw_1.rejected").read_text().splitlines()
+    kept = [msgspec.json.decode(line) for line in lines]
+    assert [line["record"]["settle"]["request_id"] for line in kept[:3]] == [
+        "req_0",
+        "req_1",
+        "req_2",
+    ]
+    assert {line["reason"] for line in kept} == {"why"}
+    later = a_spool(tmp_path, "gw_2")
+    assert await later.adopt(taken) == 0
+    assert names(tmp_path) == ["gw_1.rejected", "gw_2"]
+    await later.close()
