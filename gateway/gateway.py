@@ -69,7 +69,7 @@ class Gateway:
         )
 
     async def open(self) -> None:
-        """Connect, take a lease, read the routes, start the loops.
+        """Connect, take a lease, read the routes, follow the keys, start the loops.
 
         Raises StoreAwayError when Postgres does not answer in time, OSError for the spool.
         """
@@ -84,17 +84,17 @@ class Gateway:
             )
         )
         self._source = PostgresSource(self._postgres, settings.region)
-        await self._first_contact()
-        self._ledger = await Ledger.open(settings.database_url)
-        self._dispatch = Dispatch(settings.redis_url, self.id)
-        await self._dispatch.start()
-        self._books = Books(self._ledger, self._spool)
         self.auth = Authenticator(
             source=self._source,
             pepper=settings.key_pepper.encode(),
             limits=AuthLimits(stale_s=settings.auth_stale_ms / 1000),
             clock_s=self._clock,
         )
+        await self._first_contact()
+        self._ledger = await Ledger.open(settings.database_url)
+        self._dispatch = Dispatch(settings.redis_url, self.id)
+        await self._dispatch.start()
+        self._books = Books(self._ledger, self._spool)
         self.relay = Relay(self._shared())
         self._announce()
         self._start_loops()
@@ -150,6 +150,7 @@ class Gateway:
             try:
                 await self._assert_lease()
                 await self._read_routes()
+                await self.auth.poll()  # before any key is read: its revocation must be seen
             except (StoreAwayError, SourceAwayError):
                 if self._clock() > until_s:
                     raise
@@ -219,8 +220,8 @@ class Gateway:
         self.routes.update(await self._source.routing_view(), began_s)
 
     def _announce(self) -> None:
-        for pool in self.routes.view.replicas:
-            self._dispatch.set_replicas(pool, self.routes.announced(pool))
+        for pool, replicas in self.routes.announcement().items():
+            self._dispatch.set_replicas(pool, replicas)
         for model in self.routes.models.values():
             self.prompts.want(model.version)
 

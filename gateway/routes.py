@@ -18,6 +18,7 @@ class Routes:
         self.models: Mapping[str, ServedModel] = {}
         self.read_s = float("-inf")
         self._ready_s: dict[str, float] = {}  # when a pool last had a ready replica
+        self._told: frozenset[str] = frozenset()  # pools in the last announcement
 
     def update(self, view: RoutingView, read_s: float) -> None:
         """Route by this view from now on."""
@@ -32,9 +33,17 @@ class Routes:
         """Whether nobody has been ready there for so long that waiting is no use."""
         return self.read_s - self._ready_s.get(pool, self.read_s) > self._no_replica_s
 
-    def announced(self, pool: str) -> tuple[ReplicaView, ...]:
-        """What the dispatcher is told of: in a deserted pool nothing, so that its queue ends."""
-        return () if self.deserted(pool) else self.replicas(pool)
+    def announcement(self) -> dict[str, tuple[ReplicaView, ...]]:
+        """Replicas by pool, as the dispatcher is to have them from now on.
+
+        None for a pool that has left the view, nor for a deserted one, so that its queue ends.
+        """
+        pools = frozenset(self.view.replicas)
+        told, self._told = self._told, pools
+        return {
+            pool: () if self.deserted(pool) else self.replicas(pool)
+            for pool in sorted(pools | told)
+        }
 
     def replicas(self, pool: str) -> tuple[ReplicaView, ...]:
         """All of a pool's replicas, ready or not."""
