@@ -27,12 +27,14 @@ class Pulling:
     def __init__(self, pull: Pull) -> None:
         self._stop = threading.Event()
         self._outcome: concurrent.futures.Future[Manifest] = concurrent.futures.Future()
+        # As one that runs, it outlives whoever is cancelled while awaiting it.
+        self._outcome.set_running_or_notify_cancel()
         # Not asyncio's threads: the end of its loop waits for those.
         threading.Thread(target=self._run, args=(pull,), name="pull", daemon=True).start()
 
     async def result(self) -> Manifest:
         """Raises what the pull raised."""
-        return await asyncio.shield(asyncio.wrap_future(self._outcome))
+        return await asyncio.wrap_future(self._outcome)
 
     async def stop(self) -> None:
         """Returns when it has ended, or is stuck. What it raised is not of interest any more."""

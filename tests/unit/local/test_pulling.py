@@ -1,6 +1,7 @@
 """A pull beside the start: it hears the wish to stop, and when stuck is left behind."""
 
 import asyncio
+import gc
 import threading
 import time
 
@@ -29,7 +30,7 @@ async def test_its_result_and_its_failure_are_its_callers():
         await Pulling(fail).result()
 
 
-async def test_asked_to_stop_it_stops_at_once():
+async def test_asked_to_stop_it_stops_at_once(caplog):
     under_way = Pulling(until_stopped)
     waiting = asyncio.create_task(under_way.result())
     await asyncio.sleep(0)
@@ -37,6 +38,9 @@ async def test_asked_to_stop_it_stops_at_once():
     async with asyncio.timeout(2):
         await under_way.stop()
     assert waiting.cancelled()
+    gc.collect()
+    await asyncio.sleep(0)
+    assert not caplog.records, "what nobody waits for is no failure to report"
 
 
 async def test_one_that_is_stuck_is_left_behind(monkeypatch):
