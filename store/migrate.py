@@ -11,6 +11,7 @@ import psycopg
 from alembic import command
 from alembic.config import Config
 from alembic.util import CommandError
+from sqlalchemy import make_url
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 
@@ -21,6 +22,7 @@ class MigrationSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 MIGRATIONS = Path(__file__).parent.parent / "migrations"
+CONNECT_TIMEOUT_S = "10"  # unless the address has its own; psycopg would try for two minutes
 
 
 class MigrationError(Exception):
@@ -48,7 +50,10 @@ def check(database_url: str) -> None:
 
 
 def _config(database_url: str) -> Config:
+    url = make_url(database_url)
+    if "connect_timeout" not in url.query:
+        url = url.update_query_dict({"connect_timeout": CONNECT_TIMEOUT_S})
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
-    config.attributes["database_url"] = database_url
+    config.attributes["database_url"] = url.render_as_string(hide_password=False)
     return config
