@@ -11,7 +11,6 @@ from store.ledger_audit import LedgerAudit
 from store.postgres import Connection
 from store.queries import load
 from store.rows import Row, struct_row
-from store.usage import UsageRow
 
 ROWS_MAX = 20  # of each kind: enough to start looking
 
@@ -71,11 +70,6 @@ async def read_books(conn: Connection) -> Books:
         leases=await _rows(conn, "leases", Lease),
         orphans=int(row[0]),
     )
-
-
-async def recent_usage(conn: Connection, *, limit: int) -> list[UsageRow]:
-    """Every tenant's requests, newest first."""
-    return await _rows(conn, "recent_usage", UsageRow, limit)
 
 
 async def _rows(

@@ -62,7 +62,11 @@ async def usage_of(conn: Connection, request_id: str) -> UsageRow | None:
 async def usage_page(
     conn: Connection, tenant_id: str, *, before_ms: int, before_id: str = "", limit: int = 100
 ) -> list[UsageRow]:
-    """A tenant's requests that began before, newest first; the last row tells the next page."""
+    """Requests before the row (before_ms, before_id), newest first; the last tells the next page.
+
+    `tenant_id` "" is every tenant.
+    """
+    statement = "usage_page" if tenant_id else "usage_page_of_all"
     parameters = {
         "tenant_id": tenant_id,
         "before_ms": before_ms,
@@ -70,5 +74,5 @@ async def usage_page(
         "limit": min(limit, PAGE_MAX),
     }
     async with conn.cursor(row_factory=struct_row(UsageRow)) as cursor:
-        await cursor.execute(_sql["usage_page"], parameters)
+        await cursor.execute(_sql[statement], parameters)
         return await cursor.fetchall()

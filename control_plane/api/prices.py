@@ -12,8 +12,10 @@ from control_plane.api.names import ModelName
 from control_plane.auth import ADMIN
 from control_plane.errors import ExistsError
 from control_plane.services import Services
+from core.errors import Code, refuse
 from core.money import Price
 from store.audit_log import record
+from store.postgres import Connection
 from store.prices import ListedPrice, price_by_id, price_list, seed_prices
 
 MICRO_MAX = 10**12  # a million units of the currency for a million tokens
@@ -76,10 +78,19 @@ async def create_price(
         if await price_by_id(conn, price.id) is not None:
             message = f"{data.model!r} has a price from {effective_ms} on"
             raise ExistsError(message, param="effective_ms", existing_id=price.id)
+        await _same_currency(conn, price.currency)
         await seed_prices(conn, [listed])
         detail = msgspec.to_builtins(listed)
         await record(conn, actor=ADMIN, action="price.create", subject=price.id, detail=detail)
     return _body(listed)
+
+
+async def _same_currency(conn: Connection, currency: str) -> None:
+    """An account has one balance and one cap, so a system has one currency."""
+    others = {listed.price.currency for listed in await price_list(conn)} - {currency}
+    if others:
+        message = f"Prices here are in {others.pop()}."
+        raise refuse(Code.UNPROCESSABLE, message, param="currency")
 
 
 @get("/prices")

@@ -29,5 +29,3 @@ SELECT g.id, g.region, g.lease_ms, g.retired,
 SELECT count(DISTINCT w.request_id) FROM witnesses w
  WHERE NOT EXISTS (SELECT 1 FROM usage u WHERE u.request_id = w.request_id);
 
--- name: recent_usage
-SELECT * FROM usage ORDER BY created_ms DESC, request_id LIMIT :limit;

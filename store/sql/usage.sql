@@ -8,3 +8,9 @@ SELECT * FROM usage WHERE request_id = :request_id
 SELECT * FROM usage
 WHERE tenant_id = :tenant_id AND (created_ms, request_id) < (:before_ms, :before_id)
 ORDER BY created_ms DESC, request_id DESC LIMIT :limit
+
+-- The same over every tenant.
+-- name: usage_page_of_all
+SELECT * FROM usage
+WHERE (created_ms, request_id) < (:before_ms, :before_id)
+ORDER BY created_ms DESC, request_id DESC LIMIT :limit

@@ -221,6 +221,7 @@ async def test_what_is_not_a_price_is_refused_by_its_field(plane):
         ({"input_micro": -1}, "input_micro"),
         ({"output_micro": 0.5}, "output_micro"),
         ({"currency": "dollars"}, "currency"),
+        ({"currency": "EUR"}, "currency"),  # the others are in USD
         ({"effective_ms": -1}, "effective_ms"),
         ({"id": "mine"}, "id"),
     ]:
