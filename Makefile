@@ -24,7 +24,7 @@ status: $(RUN_STAMP) ## what runs, where, and whether it is ready
 	@$(BIN)/python -m cli status $(ARGS)
 
 test: $(DEV_STAMP) ## every test, on real services and the real model
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(or $(ARGS),--cov --cov-report=term)
+	@$(BIN)/python -m pytest -n 3 --dist loadgroup $(or $(ARGS),--cov --cov-report=term)
 
 lint: $(DEV_STAMP) ## style, types, import contracts, spelling
 	@$(BIN)/ruff format --check .
