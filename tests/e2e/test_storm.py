@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 
 import pytest
 
@@ -84,8 +85,21 @@ def after_storm(stack):
     before = {row["request_id"] for row in stack.usage()}
     replies = asyncio.run(storm(stack, seed=20_261_129))
     stack.settles()
-    rows = [row for row in stack.usage() if row["request_id"] not in before]
-    return replies, rows
+    return replies, settled_rows(stack, before)
+
+
+def settled_rows(stack, before, within_s=15.0):
+    """Rows once the gateways' own words are in.
+
+    On a machine this busy a gateway may be silent for a whole lease; the sweeper's word is
+    then provisional, and yields to the gateway's.
+    """
+    deadline = time.monotonic() + within_s
+    while True:
+        rows = [row for row in stack.usage() if row["request_id"] not in before]
+        if all(row["settled_by"] == "gateway" for row in rows) or time.monotonic() > deadline:
+            return rows
+        time.sleep(0.5)
 
 
 def test_nobody_who_stayed_was_cut_or_refused(after_storm):
@@ -108,9 +122,10 @@ def test_each_request_has_one_end_cause(after_storm):
     assert len({row["request_id"] for row in rows}) == len(rows)
     assert {row["state"] for row in rows} == {"settled"}
     assert {row["cause"] for row in rows} <= END_CAUSES | {"not_started"}
-    finished = [r.headers["x-request-id"] for _, _, r in replies if not r.left]
-    ends = {row["request_id"]: row["cause"] for row in rows}
-    assert all(ends[request_id] in END_CAUSES for request_id in finished)
+    finished = {r.headers["x-request-id"] for _, _, r in replies if not r.left}
+    odd = [r for r in rows if r["request_id"] in finished and r["cause"] not in END_CAUSES]
+    assert odd == []
+    assert finished <= {row["request_id"] for row in rows}
 
 
 def test_metered_is_what_the_journals_say(after_storm, stack):

@@ -217,6 +217,8 @@ async def test_price_versions_are_added_and_never_replaced(plane):
 
 
 async def test_what_is_not_a_price_is_refused_by_its_field(plane):
+    in_usd = {"model": "m", "input_micro": 1, "cached_input_micro": 1, "output_micro": 1}
+    await plane.made("/prices", in_usd | {"effective_ms": 3})
     for changes, param in [
         ({"input_micro": -1}, "input_micro"),
         ({"output_micro": 0.5}, "output_micro"),
