@@ -7,7 +7,7 @@ tables. `valkey_url` is flushed before each test. A test that stops or kills a s
 
 import os
 import secrets
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 
 import pytest
 import pytest_socket
@@ -33,19 +33,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """No test leaves this machine, but to fetch the one real model."""
     if item.get_closest_marker("model") is None:
         pytest_socket.socket_allow_hosts(["127.0.0.1", "::1", "localhost"], allow_unix_socket=True)
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
-    """One process drives the whole system, from the start; the others share out the rest.
-
-    Groups are marked before xdist looks for them, the order is made after others shuffled.
-    """
-    for item in items:
-        if item.get_closest_marker("e2e"):
-            item.add_marker(pytest.mark.xdist_group("stack"))
-    yield
-    items.sort(key=lambda item: item.get_closest_marker("e2e") is None)
 
 
 @pytest.fixture
