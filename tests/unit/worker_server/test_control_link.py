@@ -115,7 +115,7 @@ async def test_a_batch_that_is_only_too_long_is_delivered_in_parts(plane, journa
     assert refused(link) == 0
 
 
-async def test_an_earlier_lifes_refused_entry_does_not_hold_up_this_one(plane, tmp_path):
+async def test_an_earlier_lives_refused_entry_does_not_hold_up_this_one(plane, tmp_path):
     earlier = Journal(tmp_path, "boot_a", bytes_max=1 << 30)
     write(earlier, "bad", "good")
     earlier.close()
