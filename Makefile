@@ -37,7 +37,7 @@ endif
 
 lint: $(DEV_STAMP) ## style, types, import contracts, spelling
 	@$(BIN)/ruff format --check .
-	@$(BIN)/ruff check .
+	@$(BIN)/ruff check --no-cache .
 	@$(BIN)/mypy .
 	@PYTHONPATH=. $(BIN)/lint-imports
 	@$(BIN)/typos

@@ -3,6 +3,7 @@
 import ast
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import msgspec
@@ -70,6 +71,14 @@ def test_no_function_is_longer_than_a_screen():
         and (node.end_lineno or 0) - node.lineno >= FUNCTION_LINES_MAX
     ]
     assert long == []
+
+
+def test_every_package_of_ours_is_named_as_ours():
+    # Left to guess from folders and a cache, ruff has sorted one file two ways on two machines.
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    named = settings["tool"]["ruff"]["lint"]["isort"]["known-first-party"]
+    nested = {name(path).partition("/")[0] for path in PYTHON if "/" in name(path)}
+    assert set(named) == nested - {"migrations"}
 
 
 def test_there_is_no_drawer_for_oddments():

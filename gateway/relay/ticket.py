@@ -4,10 +4,9 @@ The dispatcher's `finish` is for work that an engine did; whatever else happens,
 gives everything back.
 """
 
-from store.dispatch import Dispatch
-
 from core.errors import Code, Refusal
 from core.tickets import Admit, Admitted, Arm, Dropped, Headroom, LimitRefused, Placed, Stale
+from store.dispatch import Dispatch
 
 LIMIT_NAMES = {
     "requests": "requests per minute",
