@@ -29,6 +29,9 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits
     weight: int
     hard_cap_micro: int | None  # None: post-paid without a cap
+    price_book: str = "list"  # whose prices it pays; what the book leaves out is at list price
+    tier: str = "standard"  # of prices
+    billed: bool = True  # false: a model without a price is free, and not refused
     disabled: bool
     version: int
 

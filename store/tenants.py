@@ -31,6 +31,9 @@ class NewTenant(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits
     weight: int
     hard_cap_micro: int | None
+    price_book: str = "list"  # known, or the database refuses
+    tier: str = "standard"
+    billed: bool = True
     disabled: bool
 
 
@@ -63,6 +66,9 @@ class _TenantRow(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens_per_min: int
     concurrency: int
     weight: int
+    price_book: str
+    tier: str
+    billed: bool
     disabled: bool
     version: int
     hard_cap_micro: int | None
@@ -80,6 +86,9 @@ class _TenantRow(msgspec.Struct, frozen=True, kw_only=True):
             ),
             weight=self.weight,
             hard_cap_micro=self.hard_cap_micro,
+            price_book=self.price_book,
+            tier=self.tier,
+            billed=self.billed,
             disabled=self.disabled,
             version=self.version,
         )
@@ -109,6 +118,11 @@ async def tenant_id_by_name(conn: Connection, name: str) -> TenantId | None:
     return None if row is None else TenantId(row[0])
 
 
+async def knows_price_book(conn: Connection, book: str) -> bool:
+    """Whether a tenant can pay by it."""
+    return await (await conn.execute(_sql["price_book"], {"book": book})).fetchone() is not None
+
+
 async def tenants_page(
     conn: Connection, *, name: str = "", after: str = "", limit: int
 ) -> list[Tenant]:
@@ -123,7 +137,7 @@ async def tenant_for_change(conn: Connection, tenant_id: str) -> Tenant | None:
 
 
 async def change_tenant(conn: Connection, tenant: Tenant) -> Tenant:
-    """Write limits, weight, hard cap and `disabled`; returns it with its new version."""
+    """Write all but its name and salt; returns it with its new version."""
     version = await next_change(conn, "tenancy")
     changed = msgspec.structs.replace(tenant, version=version)
     values = msgspec.structs.asdict(changed)

@@ -14,3 +14,4 @@ RegionName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]*$", max_le
 ModelName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$", max_length=128)]
 TenantName = Annotated[str, msgspec.Meta(pattern=r"^\S(?:[^\x00-\x1f]*\S)?$", max_length=100)]
 KeyName = Annotated[str, msgspec.Meta(pattern=r"^\S(?:[^\x00-\x1f]*\S)?$", max_length=100)]
+TierName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9_-]*$", max_length=32)]

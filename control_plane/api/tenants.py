@@ -9,7 +9,7 @@ from litestar import get, patch, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 
-from control_plane.api.names import TenantName
+from control_plane.api.names import TenantName, TierName
 from control_plane.api.paging import ROWS, After, Filter, Limit
 from control_plane.auth import ADMIN
 from control_plane.errors import ExistsError
@@ -20,6 +20,7 @@ from core.tenancy import Tenant
 from core.tickets import Limits
 from store import tenants
 from store.audit_log import record
+from store.postgres import Connection
 
 SALT_BYTES = 16
 AMOUNT_MAX = 2**53 - 1  # what every JSON reader holds exactly
@@ -48,6 +49,9 @@ class CreateTenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     limits: LimitsBody = LimitsBody()
     weight: Weight = 1
     hard_cap_micro: Amount | None = None
+    price_book: str = "list"
+    tier: TierName = "standard"
+    billed: bool = True
     disabled: bool = False
 
 
@@ -57,6 +61,9 @@ class PatchTenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     limits: LimitsBody | msgspec.UnsetType = msgspec.UNSET
     weight: Weight | msgspec.UnsetType = msgspec.UNSET
     hard_cap_micro: Amount | msgspec.UnsetType | None = msgspec.UNSET
+    price_book: str | msgspec.UnsetType = msgspec.UNSET
+    tier: TierName | msgspec.UnsetType = msgspec.UNSET
+    billed: bool | msgspec.UnsetType = msgspec.UNSET
     disabled: bool | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -68,6 +75,9 @@ class TenantBody(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits
     weight: int
     hard_cap_micro: int | None
+    price_book: str
+    tier: str
+    billed: bool
     disabled: bool
     version: int
 
@@ -83,7 +93,7 @@ class TenantList(msgspec.Struct, frozen=True, kw_only=True):
 async def create_tenant(
     services: NamedDependency[Services], data: JSONBody[CreateTenant]
 ) -> TenantBody:
-    """409 with `existing_id` when the name is taken."""
+    """409 with `existing_id` when the name is taken, 422 for an unknown price book."""
     new = tenants.NewTenant(
         id=tenant_id(secrets.token_bytes(ENTROPY_BYTES)),
         name=data.name,
@@ -91,9 +101,13 @@ async def create_tenant(
         limits=data.limits.over(Limits()),
         weight=data.weight,
         hard_cap_micro=data.hard_cap_micro,
+        price_book=data.price_book,
+        tier=data.tier,
+        billed=data.billed,
         disabled=data.disabled,
     )
     async with services.postgres.transaction() as conn:
+        await _require_price_book(conn, data.price_book)
         if not await tenants.create_tenant(conn, new):
             existing = await tenants.tenant_id_by_name(conn, data.name)
             assert existing is not None, "its name was taken a moment ago"
@@ -130,6 +144,8 @@ async def patch_tenant(
     """In force everywhere within a second."""
     async with services.postgres.transaction() as conn:
         before = await _found(tenants.tenant_for_change(conn, tenant), tenant)
+        if data.price_book is not msgspec.UNSET:
+            await _require_price_book(conn, data.price_book)
         changes = _given(data)
         if data.limits is not msgspec.UNSET:
             changes["limits"] = data.limits.over(before.limits)
@@ -151,6 +167,12 @@ async def _found(search: Awaitable[Tenant | None], tenant: str) -> Tenant:
     if found is None:
         raise refuse(Code.NOT_FOUND, f"there is no tenant {tenant!r}")
     return found
+
+
+async def _require_price_book(conn: Connection, book: str) -> None:
+    if not await tenants.knows_price_book(conn, book):
+        message = f"there is no price book {book!r}"
+        raise refuse(Code.UNPROCESSABLE, message, param="price_book")
 
 
 def _given(struct: msgspec.Struct) -> dict[str, object]:

@@ -1,27 +1,32 @@
 -- name: create_tenant
 -- No row when the name is taken.
 INSERT INTO tenants (id, name, salt, requests_per_min, input_tokens_per_min,
-                     output_tokens_per_min, concurrency, weight, disabled, version)
+                     output_tokens_per_min, concurrency, weight, price_book, tier, billed,
+                     disabled, version)
 VALUES (:id, :name, :salt, :requests_per_min, :input_tokens_per_min,
-        :output_tokens_per_min, :concurrency, :weight, :disabled, :version)
+        :output_tokens_per_min, :concurrency, :weight, :price_book, :tier, :billed,
+        :disabled, :version)
 ON CONFLICT (name) DO NOTHING
 RETURNING id;
 
 -- name: tenant_by_id
 SELECT t.id, t.name, t.salt, t.requests_per_min, t.input_tokens_per_min,
-       t.output_tokens_per_min, t.concurrency, t.weight, t.disabled, t.version,
-       a.hard_cap_micro
+       t.output_tokens_per_min, t.concurrency, t.weight, t.price_book, t.tier, t.billed,
+       t.disabled, t.version, a.hard_cap_micro
   FROM tenants t JOIN accounts a ON a.tenant_id = t.id
  WHERE t.id = :id;
 
 -- name: tenant_id_by_name
 SELECT id FROM tenants WHERE name = :name;
 
+-- name: price_book
+SELECT id FROM price_books WHERE id = :book;
+
 -- name: tenants_page
 -- In order of name, after :after; :name narrows to one where it is given.
 SELECT t.id, t.name, t.salt, t.requests_per_min, t.input_tokens_per_min,
-       t.output_tokens_per_min, t.concurrency, t.weight, t.disabled, t.version,
-       a.hard_cap_micro
+       t.output_tokens_per_min, t.concurrency, t.weight, t.price_book, t.tier, t.billed,
+       t.disabled, t.version, a.hard_cap_micro
   FROM tenants t JOIN accounts a ON a.tenant_id = t.id
  WHERE t.name > :after AND (:name = '' OR t.name = :name)
  ORDER BY t.name
@@ -34,13 +39,14 @@ SELECT id FROM tenants WHERE id = :id FOR UPDATE;
 UPDATE tenants
    SET requests_per_min = :requests_per_min, input_tokens_per_min = :input_tokens_per_min,
        output_tokens_per_min = :output_tokens_per_min, concurrency = :concurrency,
-       weight = :weight, disabled = :disabled, version = :version, updated_at = now()
+       weight = :weight, price_book = :price_book, tier = :tier, billed = :billed,
+       disabled = :disabled, version = :version, updated_at = now()
  WHERE id = :id;
 
 -- name: tenants_changed_since
 SELECT t.id, t.name, t.salt, t.requests_per_min, t.input_tokens_per_min,
-       t.output_tokens_per_min, t.concurrency, t.weight, t.disabled, t.version,
-       a.hard_cap_micro
+       t.output_tokens_per_min, t.concurrency, t.weight, t.price_book, t.tier, t.billed,
+       t.disabled, t.version, a.hard_cap_micro
   FROM tenants t JOIN accounts a ON a.tenant_id = t.id
  WHERE t.version > :since
  ORDER BY t.version

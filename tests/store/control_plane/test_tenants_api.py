@@ -58,6 +58,10 @@ async def test_what_is_not_a_tenant_is_refused_by_its_field(plane):
         ({"name": "x", "weight": 1.5}, "weight"),
         ({"name": "x", "hard_cap_micro": -1}, "hard_cap_micro"),
         ({"name": "x", "disabled": "no"}, "disabled"),
+        ({"name": "x", "price_book": "none such"}, "price_book"),
+        ({"name": "x", "tier": ""}, "tier"),
+        ({"name": "x", "tier": "Gold"}, "tier"),
+        ({"name": "x", "billed": 1}, "billed"),
         ({"name": ""}, "name"),
         ({"name": " x"}, "name"),
         ({"name": "x" * 101}, "name"),
@@ -89,6 +93,24 @@ async def test_a_hard_cap_is_set_and_taken_away(plane):
     for cap in (7, None):
         answer = await plane.admin("PATCH", path, {"hard_cap_micro": cap})
         assert answer.json()["hard_cap_micro"] == cap
+
+
+async def test_a_tenants_terms_are_list_prices_until_something_else_is_said(plane):
+    made = await plane.made("/tenants", {"name": a_name()})
+    terms = {"price_book": "list", "tier": "standard", "billed": True}
+    assert {name: made[name] for name in terms} == terms
+    async with plane.services.postgres.transaction() as conn:
+        await conn.execute("INSERT INTO price_books (id) VALUES ('acme') ON CONFLICT DO NOTHING")
+    path = f"/tenants/{made['id']}"
+    other = {"price_book": "acme", "tier": "gold_2", "billed": False}
+    changed = (await plane.admin("PATCH", path, other)).json()
+    assert {name: changed[name] for name in other} == other
+    assert (await plane.admin("GET", path)).json() == changed
+    with_them = await plane.made("/tenants", {"name": a_name()} | other)
+    assert {name: with_them[name] for name in other} == other
+    answer = await plane.admin("PATCH", path, {"price_book": "none such"})
+    assert_refused(answer, 422, "unprocessable", "price_book")
+    assert (await plane.admin("GET", path)).json() == changed
 
 
 async def test_a_patch_of_an_unknown_field_or_tenant_is_refused(plane):
