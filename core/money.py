@@ -13,6 +13,7 @@ import msgspec
 from core.protocol import Usage
 
 TOKENS_PER_PRICE = 1_000_000
+LEFT_OUT = -1  # a rate that nobody gave; no rate is negative
 
 
 class EndCause(StrEnum):
@@ -42,7 +43,11 @@ BILLS_TOKENS: dict[EndCause, bool] = {
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True):
-    """An immutable price version. Micro-units per million tokens, but for `request_micro`."""
+    """An immutable price version. Micro-units per million tokens, but for `request_micro`.
+
+    A rate left out is filled in as the price is made, so every price has all of them: cache
+    writes cost what input costs, and reasoning what output costs.
+    """
 
     id: str
     currency: str = "USD"
@@ -50,6 +55,19 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
     cached_input_micro: int
     output_micro: int
     request_micro: int = 0
+    cache_write_5m_micro: int = LEFT_OUT
+    cache_write_1h_micro: int = LEFT_OUT
+    reasoning_micro: int = LEFT_OUT
+
+    def __post_init__(self) -> None:
+        """Every rate is a number from here on, and two prices of equal rates are equal."""
+        for rate, otherwise in (
+            ("cache_write_5m_micro", self.input_micro),
+            ("cache_write_1h_micro", self.input_micro),
+            ("reasoning_micro", self.output_micro),
+        ):
+            if getattr(self, rate) == LEFT_OUT:
+                msgspec.structs.force_setattr(self, rate, otherwise)
 
 
 def charge_micro(price: Price, usage: Usage) -> int:

@@ -8,19 +8,14 @@ from collections.abc import Sequence
 import msgspec
 
 from core.money import Price
+from core.pricing import ListedPrice
 from store.postgres import Connection
 from store.queries import load
 from store.rows import struct_row
 
+__all__ = ["ListedPrice"]
+
 _sql = load("prices")
-
-
-class ListedPrice(msgspec.Struct, frozen=True, kw_only=True):
-    """A price version, the model it is for, and the Unix millisecond it starts at."""
-
-    model: str
-    effective_ms: int
-    price: Price
 
 
 class PriceConflictError(Exception):
@@ -28,23 +23,30 @@ class PriceConflictError(Exception):
 
 
 class _PriceRow(Price, frozen=True, kw_only=True):
+    book: str
     model: str
+    tier: str
+    service_class: str
     effective_ms: int
 
     def listed(self) -> ListedPrice:
-        fields = {name: getattr(self, name) for name in Price.__struct_fields__}
-        return ListedPrice(model=self.model, effective_ms=self.effective_ms, price=Price(**fields))
+        rates = {name: getattr(self, name) for name in Price.__struct_fields__}
+        return ListedPrice(
+            book=self.book,
+            model=self.model,
+            tier=self.tier,
+            service_class=self.service_class,
+            effective_ms=self.effective_ms,
+            price=Price(**rates),
+        )
 
 
 async def seed_prices(conn: Connection, prices: Sequence[ListedPrice]) -> None:
     """Add what is missing. Raises PriceConflictError when a version differs from ours."""
     for listed in prices:
-        row = {
-            **msgspec.structs.asdict(listed.price),
-            "model": listed.model,
-            "effective_ms": listed.effective_ms,
-        }
-        await conn.execute(_sql["add_price"], row)
+        row = msgspec.structs.asdict(listed)
+        rates = msgspec.structs.asdict(row.pop("price"))
+        await conn.execute(_sql["add_price"], row | rates)
         if await _one(conn, "price_by_id", {"id": listed.price.id}) != listed:
             raise PriceConflictError(listed.price.id)
 
@@ -55,14 +57,23 @@ async def price_by_id(conn: Connection, price_id: str) -> Price | None:
     return None if listed is None else listed.price
 
 
-async def current_price(conn: Connection, model: str, at_ms: int) -> Price | None:
-    """The version in effect at `at_ms`. None: the model has no price yet, and is not sold."""
-    listed = await _one(conn, "current_price", {"model": model, "at_ms": at_ms})
+async def current_price(
+    conn: Connection, *, book: str, model: str, tier: str, service_class: str, at_ms: int
+) -> Price | None:
+    """As `core.pricing.resolve`, of all versions there are."""
+    request = {
+        "book": book,
+        "model": model,
+        "tier": tier,
+        "service_class": service_class,
+        "at_ms": at_ms,
+    }
+    listed = await _one(conn, "current_price", request)
     return None if listed is None else listed.price
 
 
 async def price_list(conn: Connection) -> list[ListedPrice]:
-    """Every version, by model and start."""
+    """Every version, by what it is for and its start."""
     async with conn.cursor(row_factory=struct_row(_PriceRow)) as cursor:
         await cursor.execute(_sql["price_list"])
         return [row.listed() for row in await cursor.fetchall()]

@@ -33,6 +33,9 @@ class _ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     cached_input_micro: int
     output_micro: int
     request_micro: int
+    cache_write_5m_micro: int
+    cache_write_1h_micro: int
+    reasoning_micro: int
 
 
 class _ReplicaRow(ReplicaView, frozen=True, kw_only=True):
@@ -71,6 +74,9 @@ def _served(row: _ModelRow, region: str) -> ServedModel:
             cached_input_micro=row.cached_input_micro,
             output_micro=row.output_micro,
             request_micro=row.request_micro,
+            cache_write_5m_micro=row.cache_write_5m_micro,
+            cache_write_1h_micro=row.cache_write_1h_micro,
+            reasoning_micro=row.reasoning_micro,
         ),
         family=row.family,
         context_tokens=row.context_tokens,

@@ -46,19 +46,33 @@ def _milliseconds(name: str) -> Column[float]:
     return Column(name, Double, nullable=True)
 
 
+price_books = Table(
+    "price_books",
+    metadata,
+    _text("id", primary_key=True),
+    _text("description"),
+    Column("created_at", DateTime(timezone=True), nullable=False),
+)
+
 prices = Table(
     "prices",
     metadata,
     _text("id", primary_key=True),
+    Column("book", Text, ForeignKey("price_books.id"), nullable=False),
     _text("model"),
+    _text("tier"),
+    _text("service_class"),
     _text("currency"),
     _int("input_micro"),
     _int("cached_input_micro"),
     _int("output_micro"),
     _int("request_micro"),
+    _int("cache_write_5m_micro"),
+    _int("cache_write_1h_micro"),
+    _int("reasoning_micro"),
     _int("effective_ms"),
     Column("created_at", DateTime(timezone=True), nullable=False),
-    UniqueConstraint("model", "effective_ms"),
+    UniqueConstraint("book", "model", "tier", "service_class", "effective_ms"),
 )
 
 accounts = Table(

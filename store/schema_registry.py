@@ -44,12 +44,16 @@ tenants = Table(
     Column("concurrency", BigInteger, nullable=False, server_default="0"),
     Column("weight", Integer, nullable=False, server_default="1"),
     Column("disabled", Boolean, nullable=False, server_default="false"),
+    Column("price_book", Text, ForeignKey("price_books.id"), nullable=False, server_default="list"),
+    Column("tier", Text, nullable=False, server_default="standard"),
+    Column("billed", Boolean, nullable=False, server_default="true"),
     Column("version", BigInteger, nullable=False),
     Column("created_at", _TIME, nullable=False, server_default="now()"),
     Column("updated_at", _TIME, nullable=False, server_default="now()"),
     UniqueConstraint("name"),
     CheckConstraint("octet_length(salt) = 16", name="salt"),
     Index(None, "version"),
+    Index(None, "price_book"),
 )
 
 api_keys = Table(

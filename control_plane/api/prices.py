@@ -49,6 +49,9 @@ class PriceBody(msgspec.Struct, frozen=True, kw_only=True):
     cached_input_micro: int
     output_micro: int
     request_micro: int
+    cache_write_5m_micro: int
+    cache_write_1h_micro: int
+    reasoning_micro: int
 
 
 class PriceList(msgspec.Struct, frozen=True, kw_only=True):

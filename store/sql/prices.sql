@@ -1,24 +1,37 @@
--- Price versions: immutable, each in effect from its moment until the model's next.
+-- Price versions: immutable, each in effect from its moment until the next that fits as well.
 
 -- name: add_price
-INSERT INTO prices (id, model, currency, input_micro, cached_input_micro, output_micro,
-                    request_micro, effective_ms)
-VALUES (:id, :model, :currency, :input_micro, :cached_input_micro, :output_micro,
-        :request_micro, :effective_ms)
+INSERT INTO prices (id, book, model, tier, service_class, effective_ms, currency, input_micro,
+                    cached_input_micro, output_micro, request_micro, cache_write_5m_micro,
+                    cache_write_1h_micro, reasoning_micro)
+VALUES (:id, :book, :model, :tier, :service_class, :effective_ms, :currency, :input_micro,
+        :cached_input_micro, :output_micro, :request_micro, :cache_write_5m_micro,
+        :cache_write_1h_micro, :reasoning_micro)
 ON CONFLICT (id) DO NOTHING
 
 -- name: price_by_id
-SELECT id, currency, input_micro, cached_input_micro, output_micro, request_micro,
-       model, effective_ms
-FROM prices WHERE id = :id
+SELECT id, book, model, tier, service_class, effective_ms, currency, input_micro,
+       cached_input_micro, output_micro, request_micro, cache_write_5m_micro,
+       cache_write_1h_micro, reasoning_micro
+  FROM prices WHERE id = :id
 
 -- name: current_price
-SELECT id, currency, input_micro, cached_input_micro, output_micro, request_micro,
-       model, effective_ms
-FROM prices WHERE model = :model AND effective_ms <= :at_ms
-ORDER BY effective_ms DESC LIMIT 1
+-- The narrowest that has begun: the book before 'list', the tier before any, the class before any.
+SELECT id, book, model, tier, service_class, effective_ms, currency, input_micro,
+       cached_input_micro, output_micro, request_micro, cache_write_5m_micro,
+       cache_write_1h_micro, reasoning_micro
+  FROM prices
+ WHERE model = :model AND book IN (:book, 'list') AND tier IN (:tier, '')
+   AND service_class IN (:service_class, '') AND effective_ms <= :at_ms
+ ORDER BY book = :book DESC, tier = :tier DESC, service_class = :service_class DESC,
+          effective_ms DESC
+ LIMIT 1
 
 -- name: price_list
-SELECT id, currency, input_micro, cached_input_micro, output_micro, request_micro,
-       model, effective_ms
-FROM prices ORDER BY model, effective_ms
+-- Without 'unpriced', which is no price of any model's.
+SELECT id, book, model, tier, service_class, effective_ms, currency, input_micro,
+       cached_input_micro, output_micro, request_micro, cache_write_5m_micro,
+       cache_write_1h_micro, reasoning_micro
+  FROM prices
+ WHERE id <> 'unpriced'
+ ORDER BY book, model, tier, service_class, effective_ms

@@ -27,6 +27,11 @@ OLD = a_price("old", effective_ms=1_000)
 NEW = a_price("new", effective_ms=2_000, input_micro=10**15)
 
 
+async def price_at(conn, model, at_ms, **changes):
+    terms = {"book": "list", "tier": "standard", "service_class": "batch"} | changes
+    return await current_price(conn, model=model, at_ms=at_ms, **terms)
+
+
 @pytest.fixture
 async def listed(pg):
     async with pg.transaction() as conn:
@@ -35,11 +40,11 @@ async def listed(pg):
 
 async def test_the_version_in_effect_is_the_last_that_has_begun(pg, listed):
     async with pg.connection() as conn:
-        assert await current_price(conn, "m", 999) is None
-        assert await current_price(conn, "m", 1_000) == OLD.price
-        assert await current_price(conn, "m", 1_999) == OLD.price
-        assert await current_price(conn, "m", 2_000) == NEW.price
-        assert await current_price(conn, "unpriced", 2_000) is None
+        assert await price_at(conn, "m", 999) is None
+        assert await price_at(conn, "m", 1_000) == OLD.price
+        assert await price_at(conn, "m", 1_999) == OLD.price
+        assert await price_at(conn, "m", 2_000) == NEW.price
+        assert await price_at(conn, "none", 2_000) is None
 
 
 async def test_a_past_version_is_found_by_its_id(pg, listed):
