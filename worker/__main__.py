@@ -13,7 +13,7 @@ from core import ids, log
 from core.settings import SettingsError, read_settings
 from worker.process import Worker
 from worker.settings import WorkerSettings, checked
-from worker.startup import resolved
+from worker.startup import load_engine, resolved
 
 
 def main() -> int:
@@ -24,7 +24,8 @@ def main() -> int:
         print(f"worker: {error}", file=sys.stderr)
         return 2
     log.configure("worker", settings.log_level)
-    worker = Worker(settings, boot_id=ids.boot_id(os.urandom(ids.ENTROPY_BYTES)))
+    boot_id = ids.boot_id(os.urandom(ids.ENTROPY_BYTES))
+    worker = Worker(settings, boot_id=boot_id, load=load_engine)
     server = uvicorn.Server(
         uvicorn.Config(
             worker.server,

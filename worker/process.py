@@ -5,6 +5,7 @@ serve probes ─► load, warm ─► register, beat, deliver ─► SIGTERM ─
 
 import asyncio
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -17,11 +18,12 @@ from worker.lifecycle import Lifecycle
 from worker.metrics import Metrics
 from worker.server import Server
 from worker.settings import WorkerSettings
-from worker.startup import load_engine
 
 POLL_S = 0.05
 ENGINE_STOP_TIMEOUT_S = 5.0
 EXIT_FENCED = 3
+
+Load = Callable[[WorkerSettings, str], Engine]  # what the settings say, for a boot of this id
 
 _log = logging.getLogger(__name__)
 
@@ -36,10 +38,14 @@ class HTTPServer(Protocol):
 
 
 class Worker:
-    """Owns the journal, the engine and the link; the HTTP server is lent to it."""
+    """Owns the journal, the engine and the link; the HTTP server is lent to it.
 
-    def __init__(self, settings: WorkerSettings, *, boot_id: str) -> None:
+    `load` takes seconds and all cores: it runs in a thread while the server answers probes.
+    """
+
+    def __init__(self, settings: WorkerSettings, *, boot_id: str, load: Load) -> None:
         self._settings = settings
+        self._load = load
         directory = Path(settings.journal_dir)
         directory.mkdir(parents=True, exist_ok=True)
         self._left_behind = left_behind(directory, now_ms=wall_ms())
@@ -68,7 +74,7 @@ class Worker:
 
     async def _live(self, http: HTTPServer, serving: asyncio.Task[None]) -> int:
         self._lifecycle.advance(ReplicaState.LOADING)
-        engine = await asyncio.to_thread(load_engine, self._settings, self.server.boot_id)
+        engine = await asyncio.to_thread(self._load, self._settings, self.server.boot_id)
         if serving.done():
             return 0
         engine.start()

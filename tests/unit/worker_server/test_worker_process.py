@@ -8,7 +8,6 @@ import pytest
 from core.fleet import ReplicaState
 from tests.support.engine_requests import VERSION, FakeText
 from tests.support.fake_runner import FakeRunner
-from worker import process
 from worker.engine import Engine, EngineConfig
 from worker.process import EXIT_FENCED, Worker
 from worker.settings import WorkerSettings
@@ -28,14 +27,13 @@ class QuietHTTP:
 
 
 @pytest.fixture
-def worker(tmp_path, plane, monkeypatch):
+def worker(tmp_path, plane):
     def load(_settings, boot_id):
         config = EngineConfig(
             version=VERSION, boot_id=boot_id, kv_blocks=8, block_tokens=4, context_tokens=30
         )
         return Engine(runner=FakeRunner(8, 4), text=FakeText(), config=config)
 
-    monkeypatch.setattr(process, "load_engine", load)
     settings = WorkerSettings(
         internal_secret="x" * 16,
         replica_id="r1",
@@ -44,7 +42,7 @@ def worker(tmp_path, plane, monkeypatch):
         journal_dir=tmp_path,
         control_plane_url="http://plane.invalid",
     )
-    return Worker(settings, boot_id="boot_a")
+    return Worker(settings, boot_id="boot_a", load=load)
 
 
 async def test_a_fenced_worker_ends_with_its_own_status(worker, plane):
