@@ -59,8 +59,8 @@ def is_sound(entry: JournalEntry) -> bool:
     return (
         0 < entry.seq < TOKENS_MAX
         and 0 < entry.attempt <= 2**31 - 1
-        and 0 <= usage.cached_tokens <= usage.prompt_tokens <= TOKENS_MAX
-        and 0 <= usage.output_tokens <= TOKENS_MAX
+        and usage.is_possible
+        and max(usage.prompt_tokens, usage.output_tokens) <= TOKENS_MAX
         and abs(entry.at_ms) < 2**53
     )
 

@@ -72,14 +72,18 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
 
 def charge_micro(price: Price, usage: Usage) -> int:
     """What this usage costs at this price, policy aside."""
-    uncached = usage.prompt_tokens - usage.cached_tokens
-    assert uncached >= 0, "cached tokens are part of the prompt"
+    shown = usage.output_tokens - usage.reasoning_tokens
+    assert usage.fresh_tokens >= 0, "cached and written tokens are part of the prompt"
+    assert shown >= 0, "reasoning is part of the output"
     exact = (
-        uncached * price.input_micro
+        usage.fresh_tokens * price.input_micro
         + usage.cached_tokens * price.cached_input_micro
-        + usage.output_tokens * price.output_micro
+        + usage.cache_write_5m_tokens * price.cache_write_5m_micro
+        + usage.cache_write_1h_tokens * price.cache_write_1h_micro
+        + shown * price.output_micro
+        + usage.reasoning_tokens * price.reasoning_micro
     )
-    return price.request_micro + (exact + TOKENS_PER_PRICE // 2) // TOKENS_PER_PRICE
+    return price.request_micro + _rounded(exact)
 
 
 def billable(cause: EndCause, metered: Usage, *, accepted_tokens: int, max_tokens: int) -> Usage:
@@ -88,13 +92,12 @@ def billable(cause: EndCause, metered: Usage, *, accepted_tokens: int, max_token
     Of the output, what the gateway accepted of each attempt: what an attempt produced beyond
     that went into no answer, and is ours to bear. The gateway of a LOST request did not live
     to say, and its client had a stream: as metered. Never more than `max_tokens`, which all
-    choices together were to have.
+    choices together were to have. Reasoning comes first, so it is what a cut leaves.
     """
-    output = metered.output_tokens if cause is EndCause.LOST else accepted_tokens
-    return Usage(
-        prompt_tokens=metered.prompt_tokens,
-        cached_tokens=metered.cached_tokens,
-        output_tokens=min(output, max_tokens),
+    accepted = metered.output_tokens if cause is EndCause.LOST else accepted_tokens
+    output = min(accepted, max_tokens)
+    return msgspec.structs.replace(
+        metered, output_tokens=output, reasoning_tokens=min(metered.reasoning_tokens, output)
     )
 
 
@@ -106,5 +109,18 @@ def billed_micro(cause: EndCause, price: Price, usage: Usage) -> int:
 
 
 def worst_case_micro(price: Price, *, prompt_tokens: int, output_tokens: int) -> int:
-    """The most a request can cost: nothing cached, every output token used."""
-    return charge_micro(price, Usage(prompt_tokens=prompt_tokens, output_tokens=output_tokens))
+    """The most a request can cost: every token at the dearest rate that it could come to."""
+    prompt_micro = max(
+        price.input_micro,
+        price.cached_input_micro,
+        price.cache_write_5m_micro,
+        price.cache_write_1h_micro,
+    )
+    output_micro = max(price.output_micro, price.reasoning_micro)
+    exact = prompt_tokens * prompt_micro + output_tokens * output_micro
+    return price.request_micro + _rounded(exact)
+
+
+def _rounded(exact: int) -> int:
+    """Micro-units, half up, of tokens times micro-units per million tokens."""
+    return (exact + TOKENS_PER_PRICE // 2) // TOKENS_PER_PRICE

@@ -6,7 +6,10 @@ A version is in force from its own moment on. Of those that have begun and fit e
 the latest counts, so one that is still to come hides nothing.
 """
 
+from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterable
+from itertools import product
 
 import msgspec
 
@@ -38,33 +41,33 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     billed: bool = True
 
 
-def resolve(
-    prices: Iterable[ListedPrice],
-    *,
-    book: str,
-    model: str,
-    tier: str,
-    service_class: str,
-    at_ms: int,
-) -> Price | None:
-    """The price in force at `at_ms`. None: the model has none for these terms."""
-    fitting = [
-        listed
-        for listed in prices
-        if listed.model == model
-        and listed.book in (book, LIST)
-        and listed.tier in (tier, ANY)
-        and listed.service_class in (service_class, ANY)
-        and listed.effective_ms <= at_ms
-    ]
-    best = max(
-        fitting,
-        key=lambda listed: (
-            listed.book == book,
-            listed.tier == tier,
-            listed.service_class == service_class,
-            listed.effective_ms,
-        ),
-        default=None,
-    )
-    return None if best is None else best.price
+class PriceTable:
+    """Versions indexed by what they are for: one look-up is on the way of every request."""
+
+    def __init__(self, prices: Iterable[ListedPrice]) -> None:
+        by_scope: defaultdict[tuple[str, ...], list[ListedPrice]] = defaultdict(list)
+        for listed in prices:
+            scope = (listed.book, listed.model, listed.tier, listed.service_class)
+            by_scope[scope].append(listed)
+        self._versions = {
+            scope: sorted(versions, key=_start) for scope, versions in by_scope.items()
+        }
+
+    def resolve(self, terms: Terms, model: str, *, service_class: str, at_ms: int) -> Price | None:
+        """The price in force at `at_ms` for a tenant of these terms. None: there is none."""
+        scopes = product((terms.book, LIST), (terms.tier, ANY), (service_class, ANY))
+        for book, tier, group in scopes:
+            versions = self._versions.get((book, model, tier, group), ())
+            begun = bisect_right(versions, at_ms, key=_start)
+            if begun:
+                return versions[begun - 1].price
+        return None
+
+    def charged(self, terms: Terms, model: str, *, service_class: str, at_ms: int) -> Price | None:
+        """What the tenant pays. None: it is to be billed, and so may not use the model."""
+        price = self.resolve(terms, model, service_class=service_class, at_ms=at_ms)
+        return UNPRICED if price is None and not terms.billed else price
+
+
+def _start(listed: ListedPrice) -> int:
+    return listed.effective_ms

@@ -76,12 +76,31 @@ class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Absolute totals of one attempt: never deltas, so that hearing them twice is harmless."""
+class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Absolute totals of one attempt: never deltas, so that hearing them twice is harmless.
 
-    prompt_tokens: int = 0  # tokens of the prompt, cached ones included
+    A part that an attempt has none of is left out on the wire.
+    """
+
+    prompt_tokens: int = 0  # tokens of the prompt, cached and written ones included
     cached_tokens: int = 0  # of those, read from the prefix cache
+    cache_write_5m_tokens: int = 0  # of those, written to a cache that keeps them 5 minutes
+    cache_write_1h_tokens: int = 0  # and of those, an hour
     output_tokens: int = 0  # produced by this attempt, all choices together
+    reasoning_tokens: int = 0  # of those, thought and not shown
+
+    @property
+    def fresh_tokens(self) -> int:
+        """Of the prompt, what no cache held or took. Negative: these totals are nobody's."""
+        written = self.cache_write_5m_tokens + self.cache_write_1h_tokens
+        return self.prompt_tokens - self.cached_tokens - written
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether these could be anyone's: nothing negative, no part larger than its whole."""
+        totals: tuple[int, ...] = msgspec.structs.astuple(self)
+        shown = self.output_tokens - self.reasoning_tokens
+        return min(*totals, self.fresh_tokens, shown) >= 0
 
 
 class Timings(msgspec.Struct, frozen=True, kw_only=True):

@@ -60,7 +60,7 @@ async def price_by_id(conn: Connection, price_id: str) -> Price | None:
 async def current_price(
     conn: Connection, *, book: str, model: str, tier: str, service_class: str, at_ms: int
 ) -> Price | None:
-    """As `core.pricing.resolve`, of all versions there are."""
+    """As `core.pricing.PriceTable.resolve`, from all versions there are."""
     request = {
         "book": book,
         "model": model,

@@ -2,6 +2,7 @@
 
 from decimal import ROUND_HALF_UP, Decimal
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,26 +20,27 @@ from core.protocol import Usage
 
 micro = st.integers(0, 10**9)
 tokens = st.integers(0, 10**7)
+RATES = [name for name in Price.__struct_fields__ if name.endswith("_micro")]
 
 
 @st.composite
 def prices(draw):
-    return Price(
-        id="p",
-        input_micro=draw(micro),
-        cached_input_micro=draw(micro),
-        output_micro=draw(micro),
-        request_micro=draw(st.integers(0, 1000)),
-    )
+    rates = {rate: draw(micro) for rate in RATES if rate != "request_micro"}
+    return Price(id="p", request_micro=draw(st.integers(0, 1000)), **rates)
 
 
 @st.composite
 def usages(draw):
-    prompt = draw(tokens)
+    # The prompt in four parts and the output in two.
+    fresh, cached, write_5m, write_1h = (draw(tokens) for _ in range(4))
+    shown, reasoning = draw(tokens), draw(tokens)
     return Usage(
-        prompt_tokens=prompt,
-        cached_tokens=draw(st.integers(0, prompt)),
-        output_tokens=draw(tokens),
+        prompt_tokens=fresh + cached + write_5m + write_1h,
+        cached_tokens=cached,
+        cache_write_5m_tokens=write_5m,
+        cache_write_1h_tokens=write_1h,
+        output_tokens=shown + reasoning,
+        reasoning_tokens=reasoning,
     )
 
 
@@ -68,12 +70,51 @@ def test_halves_round_up_and_only_once(per_million, expected):
     assert both == (2 * per_million + 500_000) // 1_000_000
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"cached_tokens": 1_000_000}, 103),
+        ({"cache_write_5m_tokens": 1_000_000}, 107),
+        ({"cache_write_1h_tokens": 1_000_000}, 111),
+        ({"cached_tokens": 400_000, "cache_write_1h_tokens": 500_000}, 107),  # 1.2 + 5.5 + 0.2
+        ({"output_tokens": 1_000_000}, 102 + 5),
+        ({"output_tokens": 1_000_000, "reasoning_tokens": 1_000_000}, 102 + 13),
+        ({"output_tokens": 2_000_000, "reasoning_tokens": 1_000_000}, 102 + 5 + 13),
+    ],
+)
+def test_every_class_of_token_has_its_own_rate(changes, expected):
+    price = Price(
+        id="p",
+        input_micro=2,
+        cached_input_micro=3,
+        cache_write_5m_micro=7,
+        cache_write_1h_micro=11,
+        output_micro=5,
+        reasoning_micro=13,
+        request_micro=100,
+    )
+    assert charge_micro(price, Usage(prompt_tokens=1_000_000, **changes)) == expected
+
+
+def test_a_rate_left_out_is_that_of_what_it_is_a_kind_of():
+    price = Price(id="p", input_micro=2, cached_input_micro=1, output_micro=5)
+    rates = {"cache_write_5m_micro": 2, "cache_write_1h_micro": 2, "reasoning_micro": 5}
+    assert price == msgspec.structs.replace(price, **rates)
+    free = Price(id="p", input_micro=2, cached_input_micro=1, output_micro=5, reasoning_micro=0)
+    assert (free.reasoning_micro, free.cache_write_5m_micro) == (0, 2)
+    assert msgspec.convert(msgspec.to_builtins(free), Price) == free
+
+
 @given(prices(), usages())
 def test_a_charge_agrees_with_decimal_arithmetic(price, usage):
+    written = usage.cache_write_5m_tokens + usage.cache_write_1h_tokens
     exact = (
-        Decimal(usage.prompt_tokens - usage.cached_tokens) * price.input_micro
+        Decimal(usage.prompt_tokens - usage.cached_tokens - written) * price.input_micro
         + Decimal(usage.cached_tokens) * price.cached_input_micro
-        + Decimal(usage.output_tokens) * price.output_micro
+        + Decimal(usage.cache_write_5m_tokens) * price.cache_write_5m_micro
+        + Decimal(usage.cache_write_1h_tokens) * price.cache_write_1h_micro
+        + Decimal(usage.output_tokens - usage.reasoning_tokens) * price.output_micro
+        + Decimal(usage.reasoning_tokens) * price.reasoning_micro
     ) / 1_000_000
     rounded = int(exact.quantize(Decimal(1), ROUND_HALF_UP))
     assert charge_micro(price, usage) == price.request_micro + rounded
@@ -94,28 +135,66 @@ def test_output_is_billed_as_accepted_and_within_what_was_asked(metered, accepte
     usage = billable(cause, metered, accepted_tokens=accepted, max_tokens=most)
     expected = metered.output_tokens if cause is EndCause.LOST else accepted
     assert usage.output_tokens == min(expected, most)
-    assert (usage.prompt_tokens, usage.cached_tokens) == (
-        metered.prompt_tokens,
-        metered.cached_tokens,
-    )
+    assert usage.reasoning_tokens == min(metered.reasoning_tokens, usage.output_tokens)
+    assert usage.is_possible
+    whole = {"output_tokens": metered.output_tokens, "reasoning_tokens": metered.reasoning_tokens}
+    assert msgspec.structs.replace(usage, **whole) == metered  # the prompt is as metered
 
 
 def test_every_end_cause_has_a_policy():
     assert set(BILLS_TOKENS) == set(EndCause)
 
 
-@given(prices(), tokens, tokens, st.data())
-def test_no_request_costs_more_than_its_worst_case(price, prompt, output, data):
-    cached = data.draw(st.integers(0, prompt))
-    produced = data.draw(st.integers(0, output))
-    if price.cached_input_micro > price.input_micro:
-        return  # a cache that costs more than it saves is nobody's price list
-    usage = Usage(prompt_tokens=prompt, cached_tokens=cached, output_tokens=produced)
-    worst = worst_case_micro(price, prompt_tokens=prompt, output_tokens=output)
+@given(prices(), usages(), tokens, tokens)
+def test_no_request_costs_more_than_its_worst_case(price, usage, more_prompt, more_output):
+    worst = worst_case_micro(
+        price,
+        prompt_tokens=usage.prompt_tokens + more_prompt,
+        output_tokens=usage.output_tokens + more_output,
+    )
     assert charge_micro(price, usage) <= worst
 
 
-def test_cached_tokens_are_part_of_the_prompt():
+@given(prices(), tokens, tokens)
+def test_the_worst_case_can_happen(price, prompt, output):
+    whole = [
+        {},
+        {"cached_tokens": prompt},
+        {"cache_write_5m_tokens": prompt},
+        {"cache_write_1h_tokens": prompt},
+    ]
+    costs = [
+        charge_micro(
+            price,
+            Usage(prompt_tokens=prompt, output_tokens=output, reasoning_tokens=reasoning, **part),
+        )
+        for part in whole
+        for reasoning in (0, output)
+    ]
+    assert max(costs) == worst_case_micro(price, prompt_tokens=prompt, output_tokens=output)
+
+
+@pytest.mark.parametrize(
+    "part", ["cached_tokens", "cache_write_5m_tokens", "cache_write_1h_tokens"]
+)
+def test_cached_and_written_tokens_are_part_of_the_prompt(part):
     price = Price(id="p", input_micro=1, cached_input_micro=1, output_micro=1)
+    usage = Usage(prompt_tokens=1, **{part: 2})
+    assert not usage.is_possible
     with pytest.raises(AssertionError, match="part of the prompt"):
-        charge_micro(price, Usage(prompt_tokens=1, cached_tokens=2))
+        charge_micro(price, usage)
+
+
+def test_reasoning_is_part_of_the_output():
+    price = Price(id="p", input_micro=1, cached_input_micro=1, output_micro=1)
+    usage = Usage(output_tokens=1, reasoning_tokens=2)
+    assert not usage.is_possible
+    with pytest.raises(AssertionError, match="part of the output"):
+        charge_micro(price, usage)
+
+
+@pytest.mark.parametrize("field", Usage.__struct_fields__)
+def test_nothing_is_used_less_than_not_at_all(field):
+    whole = Usage(prompt_tokens=9, output_tokens=9)
+    assert whole.is_possible
+    assert not msgspec.structs.replace(whole, **{field: -1}).is_possible

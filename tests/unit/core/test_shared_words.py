@@ -47,6 +47,19 @@ FRAMES = [
     Tokens(choice=0, finish="stop", stop="\n"),
     Load(boot_id="b", seq=1, kv_blocks_total=9, kv_blocks_free=8, running=1, waiting=0),
     Finished(cause="complete", usage=Usage(prompt_tokens=3), timings=Timings(), journal_seq=4),
+    Finished(
+        cause="aborted",
+        usage=Usage(
+            prompt_tokens=9,
+            cached_tokens=1,
+            cache_write_5m_tokens=2,
+            cache_write_1h_tokens=3,
+            output_tokens=8,
+            reasoning_tokens=7,
+        ),
+        timings=Timings(),
+        journal_seq=5,
+    ),
     Failed(code="internal", message="x", retryable=True),
 ]
 
@@ -210,6 +223,15 @@ def test_frames_survive_any_cut_of_their_stream(frames, data):
         stream = stream[size:]
     assert told == frames
     assert not reader.mid_frame
+
+
+def test_usage_says_only_what_there_was_of_and_takes_more_and_less():
+    # An older worker names three totals always, a newer one may name some that we do not know.
+    plain = {"prompt_tokens": 3, "cached_tokens": 0, "output_tokens": 1}
+    usage = Usage(prompt_tokens=3, output_tokens=1)
+    assert msgspec.to_builtins(usage) == {"prompt_tokens": 3, "output_tokens": 1}
+    for body in (plain, plain | {"audio_tokens": 4}, msgspec.to_builtins(usage)):
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(body), type=Usage) == usage
 
 
 def test_half_a_frame_is_seen():
