@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 RUN_STAMP := $(VENV)/.run-installed
 DEV_STAMP := $(VENV)/.dev-installed
 
-.PHONY: help up down status test lint format migrate lock clean
+.PHONY: help up down status test mutants bench-ledger lint format migrate lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -34,6 +34,12 @@ else
 	wait $$stack; stack=$$?; cat $$log; rm -f $$log; \
 	exit $$((rest || stack))
 endif
+
+mutants: $(DEV_STAMP) ## change the rules of money one by one: which changes does no test notice?
+	@$(BIN)/python -m tests.support.mutants $(ARGS)
+
+bench-ledger: $(DEV_STAMP) ## reserve+settle pairs/s beside one statement each, on a Postgres of its own
+	@$(BIN)/python -m benchmarks.ledger $(ARGS)
 
 lint: $(DEV_STAMP) ## style, types, import contracts, spelling
 	@$(BIN)/ruff format --check .
