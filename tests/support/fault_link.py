@@ -77,32 +77,45 @@ class Wire:
             await self.writer.wait_closed()
 
 
-class Trap:
-    """Springs once: when a pattern has passed, or so many bytes of one link; counted from now."""
+class Moment(msgspec.Struct, frozen=True, kw_only=True):
+    """A place in one direction of a link, looked for from now on. None given: at the next byte."""
 
-    def __init__(
-        self, do: Callable[["Link"], object], *, after: bytes = b"", after_bytes: int = 0
-    ) -> None:
+    after_bytes: int = 0
+    after: bytes = b""  # a pattern, the whole of which passes
+    before: bytes = b""  # one whose end does not
+
+    @property
+    def pattern(self) -> bytes:
+        """To be found, if any."""
+        return self.after or self.before
+
+
+class Trap:
+    """Springs once: on the first link where its moment has come."""
+
+    def __init__(self, moment: Moment, do: Callable[["Link"], object]) -> None:
         self.sprung = asyncio.Event()
+        self._moment = moment
         self._do = do
-        self._after = after
-        self._after_bytes = after_bytes
         self._seen: dict[Link, int] = {}
         self._tails: dict[Link, bytes] = {}  # a pattern may come in pieces
 
     def where(self, link: "Link", data: bytes) -> int | None:
         """How much of `data`, the link's next bytes, passes before it springs."""
-        if not self._after:
-            at = self._after_bytes - self._seen.get(link, 0)
+        moment = self._moment
+        if not moment.pattern:
+            at = moment.after_bytes - self._seen.get(link, 0)
             return at if at <= len(data) else None
         tail = self._tails.get(link, b"")
-        at = (tail + data).find(self._after)
-        return None if at < 0 else at + len(self._after) - len(tail)
+        at = (tail + data).find(moment.pattern)
+        if at < 0:
+            return None
+        return max(0, at + len(moment.after) - len(tail))
 
     def note(self, link: "Link", data: bytes) -> None:
         """These passed."""
         self._seen[link] = self._seen.get(link, 0) + len(data)
-        keep = len(self._after) - 1
+        keep = len(self._moment.pattern) - 1
         if keep > 0:
             self._tails[link] = (self._tails.get(link, b"") + data)[-keep:]
 
@@ -156,16 +169,9 @@ class Link:
                 self._streams[way].own.passage = passage
         self.look_again()
 
-    def trap(
-        self,
-        way: Way,
-        *,
-        do: Callable[["Link"], object],
-        after: bytes = b"",
-        after_bytes: int = 0,
-    ) -> Trap:
+    def trap(self, way: Way, moment: Moment, do: Callable[["Link"], object]) -> Trap:
         """As the proxy's, for this link alone."""
-        trap = Trap(do, after=after, after_bytes=after_bytes)
+        trap = Trap(moment, do)
         self._streams[way].own.traps.append(trap)
         return trap
 
@@ -207,7 +213,7 @@ class Link:
 
 def lose_answer(link: Link) -> None:
     """For a trap on a question: the server gets to do it, and is cut off before it can say so."""
-    link.trap(Way.TO_CLIENT, do=Link.reset)
+    link.trap(Way.TO_CLIENT, Moment(), Link.reset)
 
 
 class _Stream:

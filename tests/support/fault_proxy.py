@@ -7,7 +7,7 @@
         connect(proxy.via(url))
         proxy.set(to_client=Passage(latency_s=0.2))                # all links, until `heal`
         proxy.links[0].set(to_server=Passage(stalled=True))        # one of them
-        proxy.trap(Way.TO_SERVER, after=b"COMMIT", do=lose_answer)  # once, at that very byte
+        proxy.trap(Way.TO_SERVER, Moment(after=b"COMMIT"), lose_answer)  # once, at that byte
         proxy.refuse()                                             # new links, until `heal`
 
 Tests without an event loop use `FaultProxyThread`.
@@ -22,12 +22,13 @@ from concurrent.futures import Future
 from typing import Self, TypeVar
 from urllib.parse import urlsplit
 
-from tests.support.fault_link import Link, Passage, Rules, Trap, Way, Wire, lose_answer
+from tests.support.fault_link import Link, Moment, Passage, Rules, Trap, Way, Wire, lose_answer
 
 __all__ = [
     "FaultProxy",
     "FaultProxyThread",
     "Link",
+    "Moment",
     "Passage",
     "Trap",
     "Way",
@@ -104,14 +105,9 @@ class FaultProxy:
         """Both sides are out of each other's reach, and nobody tells them."""
         self.set(to_server=Passage(stalled=True), to_client=Passage(stalled=True))
 
-    def trap(
-        self, way: Way, *, do: Callable[[Link], object], after: bytes = b"", after_bytes: int = 0
-    ) -> Trap:
-        """Once, on the first link where a pattern, or so many bytes from now on, have passed: `do`.
-
-        With neither: before the next byte passes.
-        """
-        trap = Trap(do, after=after, after_bytes=after_bytes)
+    def trap(self, way: Way, moment: Moment, do: Callable[[Link], object]) -> Trap:
+        """Once, on the first link to get there: `do`."""
+        trap = Trap(moment, do)
         self._everyone[way].traps.append(trap)
         return trap
 

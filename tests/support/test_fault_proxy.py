@@ -13,6 +13,7 @@ from tests.support.fault_proxy import (
     FaultProxy,
     FaultProxyThread,
     Link,
+    Moment,
     Passage,
     Trap,
     Way,
@@ -227,7 +228,7 @@ async def test_links_are_ended_at_both_ends(proxy, echo, how):
 async def test_a_cut_after_n_bytes_lets_exactly_those_pass(proxy, echo, way):
     for n in range(6):
         echo.heard = b""
-        trap = proxy.trap(way, after_bytes=n, do=Link.close)
+        trap = proxy.trap(way, Moment(after_bytes=n), Link.close)
         async with a_client(proxy) as client:
             client[1].write(b"hello, world")
             got = await client[0].read()
@@ -241,7 +242,7 @@ async def test_a_cut_after_n_bytes_lets_exactly_those_pass(proxy, echo, way):
 async def test_bytes_are_counted_from_when_the_trap_was_set(proxy):
     async with a_client(proxy) as client:
         await said(client)
-        trap = proxy.links[0].trap(Way.TO_CLIENT, after_bytes=7, do=Link.reset)
+        trap = proxy.links[0].trap(Way.TO_CLIENT, Moment(after_bytes=7), Link.reset)
         assert await said(client) == b"hello"
         assert not trap.sprung.is_set()
         client[1].write(b"hello")
@@ -250,7 +251,7 @@ async def test_bytes_are_counted_from_when_the_trap_was_set(proxy):
 
 
 async def test_a_pattern_is_found_across_reads(proxy, echo):
-    trap = proxy.trap(Way.TO_SERVER, after=b"COMMIT", do=Link.close)
+    trap = proxy.trap(Way.TO_SERVER, Moment(after=b"COMMIT"), Link.close)
     async with a_client(proxy) as client:
         for piece in (b"BEGIN; COM", b"M", b"IT; SELECT 1"):
             client[1].write(piece)
@@ -260,8 +261,20 @@ async def test_a_pattern_is_found_across_reads(proxy, echo):
     assert echo.heard == b"BEGIN; COMMIT"
 
 
+async def test_a_cut_before_a_pattern_keeps_its_end_back(proxy, echo):
+    proxy.trap(Way.TO_CLIENT, Moment(before=b"READY"), Link.close)
+    async with a_client(proxy) as client:
+        client[1].write(b"done, READY, next")
+        assert await client[0].read() == b"done, "
+    proxy.trap(Way.TO_CLIENT, Moment(before=b"READY"), Link.close)
+    async with a_client(proxy) as client:
+        assert await said(client, b"RE") == b"RE"
+        client[1].write(b"ADY")
+        assert await client[0].read() == b""
+
+
 async def test_an_answer_is_lost_after_its_question_was_done(proxy, echo):
-    trap = proxy.trap(Way.TO_SERVER, after=b"COMMIT", do=lose_answer)
+    trap = proxy.trap(Way.TO_SERVER, Moment(after=b"COMMIT"), lose_answer)
     async with a_client(proxy) as client:
         assert await said(client, b"SELECT") == b"SELECT"
         client[1].write(b"COMMIT")
@@ -274,7 +287,7 @@ async def test_a_trap_may_stall_its_own_direction(proxy, echo):
     def stall(link: Link) -> None:
         link.set(to_server=Passage(stalled=True))
 
-    proxy.trap(Way.TO_SERVER, after_bytes=3, do=stall)
+    proxy.trap(Way.TO_SERVER, Moment(after_bytes=3), stall)
     async with a_client(proxy) as client:
         client[1].write(b"hello")
         assert await client[0].readexactly(3) == b"hel"
@@ -358,7 +371,9 @@ def test_a_synchronous_test_drives_it_from_a_thread():
     listening = socket.create_server(("127.0.0.1", 0))
     threads = threading.active_count()
     with listening, FaultProxyThread("127.0.0.1", listening.getsockname()[1]) as faults:
-        trap: Trap = faults.do(lambda proxy: proxy.trap(Way.TO_SERVER, after=b"now", do=Link.reset))
+        trap: Trap = faults.do(
+            lambda proxy: proxy.trap(Way.TO_SERVER, Moment(after=b"now"), Link.reset)
+        )
         port = faults.do(lambda proxy: proxy.port)
         with socket.create_connection(("127.0.0.1", port), 5) as client:
             server, _ = listening.accept()
