@@ -23,6 +23,7 @@ class Code(StrEnum):
     FORBIDDEN = "permission_denied"
     NOT_FOUND = "not_found"
     MODEL_NOT_FOUND = "model_not_found"
+    MODEL_NOT_PRICED = "model_not_priced"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     CONFLICT = "conflict"
     TOO_LARGE = "request_too_large"
@@ -44,6 +45,7 @@ DIALECTS: dict[Code, tuple[int, str, str]] = {
     Code.FORBIDDEN: (403, "invalid_request_error", "permission_error"),
     Code.NOT_FOUND: (404, "invalid_request_error", "not_found_error"),
     Code.MODEL_NOT_FOUND: (404, "invalid_request_error", "not_found_error"),
+    Code.MODEL_NOT_PRICED: (403, "invalid_request_error", "permission_error"),
     Code.METHOD_NOT_ALLOWED: (405, "invalid_request_error", "invalid_request_error"),
     Code.CONFLICT: (409, "invalid_request_error", "invalid_request_error"),
     Code.TOO_LARGE: (413, "invalid_request_error", "request_too_large"),

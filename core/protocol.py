@@ -76,11 +76,8 @@ class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Absolute totals of one attempt: never deltas, so that hearing them twice is harmless.
-
-    A part that an attempt has none of is left out on the wire.
-    """
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Absolute totals of one attempt: never deltas, so that hearing them twice is harmless."""
 
     prompt_tokens: int = 0  # tokens of the prompt, cached and written ones included
     cached_tokens: int = 0  # of those, read from the prefix cache

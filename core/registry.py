@@ -1,14 +1,14 @@
-"""What the registry tells gateways: which models are served, at what price, and by whom.
+"""What the registry tells gateways: which models are served, at what prices, and by whom.
 
-A gateway reads the whole view each second and routes from it; it never routes from anything
-older than its last view. `route_version` and `version` come from one counter that rises with
-every change of a route: equal numbers mean equal routes, while prices start by their date and
-replicas come and go.
+A gateway reads the view each second and routes from it; it never routes from anything older
+than its last view. `route_version` and `version` come from one counter that rises with every
+change of a route and every new price: equal numbers mean equal routes and price versions,
+while these start by their date and replicas come and go.
 """
 
 import msgspec
 
-from core.money import Price
+from core.pricing import PriceTable
 from core.tickets import ReplicaView
 
 
@@ -22,7 +22,6 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     version: str  # of the weights and text rules, a content hash
     deployment: str
     pool: str
-    price: Price
     family: str
     context_tokens: int
     max_output_tokens: int
@@ -33,13 +32,14 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
 class RoutingView(msgspec.Struct, frozen=True, kw_only=True):
     """One region's routes and replicas; it may know more than `version` says, never less.
 
-    A model without a price in force, or routed to another region, is not in it. Every pool
-    that a model names is a key of `replicas`, be it with none.
+    A model routed to another region is not in it; one without a price is, for tenants who are
+    not billed. Every pool that a model names is a key of `replicas`, be it with none.
     """
 
     region: str
     version: int
     models: tuple[ServedModel, ...]
+    prices: PriceTable
     replicas: dict[str, tuple[ReplicaView, ...]]
 
 

@@ -2,10 +2,13 @@
 
 from collections.abc import Mapping
 
+from core.errors import Refusal
+from core.pricing import PriceTable
 from core.registry import RoutingView, ServedModel
+from core.tenancy import Tenant
 from core.tickets import ReplicaView
 from gateway.conversation import ModelCard
-from gateway.routing import output_limit, served_models
+from gateway.routing import is_sold, not_priced, output_limit, route, served_models
 
 
 class Routes:
@@ -14,7 +17,9 @@ class Routes:
     def __init__(self, region: str, *, output_tokens_max: int, no_replica_s: float) -> None:
         self.output_tokens_max = output_tokens_max
         self._no_replica_s = no_replica_s
-        self.view = RoutingView(region=region, version=0, models=(), replicas={})
+        self.view = RoutingView(
+            region=region, version=0, models=(), prices=PriceTable(()), replicas={}
+        )
         self.models: Mapping[str, ServedModel] = {}
         self.read_s = float("-inf")
         self._ready_s: dict[str, float] = {}  # when a pool last had a ready replica
@@ -58,10 +63,17 @@ class Routes:
         """Replicas that take work now, in all pools."""
         return sum(r.ready for replicas in self.view.replicas.values() for r in replicas)
 
-    def cards(self) -> tuple[ModelCard, ...]:
-        """What tenants may know, the newest model first."""
+    def find(self, name: str, tenant: Tenant, at_ms: int) -> ServedModel | Refusal:
+        """The model of this name, if the tenant may use it now."""
+        found = route(self.models, name)
+        if isinstance(found, Refusal) or self._sells(found, tenant, at_ms):
+            return found
+        return not_priced(name)
+
+    def cards(self, tenant: Tenant, at_ms: int) -> tuple[ModelCard, ...]:
+        """What a tenant may know, the newest model first."""
         models = sorted(self.models.values(), key=lambda model: (-model.created_ms, model.model))
-        return tuple(map(self.card, models))
+        return tuple(self.card(model) for model in models if self._sells(model, tenant, at_ms))
 
     def card(self, model: ServedModel) -> ModelCard:
         """One of `cards`."""
@@ -71,3 +83,6 @@ class Routes:
             context_tokens=model.context_tokens,
             output_tokens_max=output_limit(model, self.output_tokens_max),
         )
+
+    def _sells(self, model: ServedModel, tenant: Tenant, at_ms: int) -> bool:
+        return is_sold(self.view.prices, tenant, model.model, at_ms=at_ms)

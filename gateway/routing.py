@@ -1,4 +1,6 @@
-"""Where a request goes and how large it may grow: pure decisions from the last routing view.
+"""Where a request goes, what it costs and how large it may grow: pure decisions.
+
+They are made from the last routing view.
 
 Not placement (that is the dispatcher's) and not the sending. Refusals are values, in the
 order in which each function tries them. Invariant: what is sized here fits the model's
@@ -6,11 +8,16 @@ context, and asks for at least one token.
 """
 
 from collections.abc import Mapping
+from typing import get_args
 
 import msgspec
 
 from core.errors import Code, Refusal
+from core.money import Price
+from core.pricing import PriceTable, Terms
+from core.protocol import ServiceClass
 from core.registry import RoutingView, ServedModel
+from core.tenancy import Tenant
 from core.tickets import ReplicaView
 
 BLOCK_TOKENS_DEFAULT = 16  # of a pool nobody has joined yet
@@ -44,6 +51,36 @@ def route(models: Mapping[str, ServedModel], name: str) -> ServedModel | Refusal
             param="model",
         )
     return found
+
+
+def terms(tenant: Tenant) -> Terms:
+    """What of a tenant decides its prices."""
+    return Terms(book=tenant.price_book, tier=tenant.tier, billed=tenant.billed)
+
+
+def charged(
+    prices: PriceTable, tenant: Tenant, model: str, *, service_class: ServiceClass, at_ms: int
+) -> Price | Refusal:
+    """The price of a request made at `at_ms`. Refused: a tenant is billed and there is none."""
+    price = prices.charged(terms(tenant), model, service_class=service_class, at_ms=at_ms)
+    return not_priced(model) if price is None else price
+
+
+def not_priced(model: str) -> Refusal:
+    """Nothing is done for a billed tenant that cannot be billed."""
+    return Refusal(
+        code=Code.MODEL_NOT_PRICED,
+        message=f"The model `{model}` has no price for your account.",
+        param="model",
+    )
+
+
+def is_sold(prices: PriceTable, tenant: Tenant, model: str, *, at_ms: int) -> bool:
+    """Whether the tenant may use the model now, in one class at least."""
+    return any(
+        prices.charged(terms(tenant), model, service_class=service_class, at_ms=at_ms) is not None
+        for service_class in get_args(ServiceClass)
+    )
 
 
 def output_limit(model: ServedModel, output_tokens_max: int) -> int:

@@ -18,6 +18,7 @@ class PostgresSource:
     def __init__(self, postgres: Postgres, region: str) -> None:
         self._postgres = postgres
         self._region = region
+        self._view: RoutingView | None = None  # the last one read
 
     async def key_by_digest(self, digest: bytes) -> tuple[KeyRecord, Tenant] | None:
         """The key and its tenant, revoked and disabled ones included."""
@@ -40,9 +41,10 @@ class PostgresSource:
         return TenancyChanges(keys=changes.keys, tenants=changes.tenants, cursor=changes.version)
 
     async def routing_view(self) -> RoutingView:
-        """This region's routes and replicas. Raises SourceAwayError."""
+        """This region's routes, prices and replicas. Raises SourceAwayError."""
         try:
             async with self._postgres.connection() as conn:
-                return await routing_view(conn, self._region)
+                self._view = await routing_view(conn, self._region, last=self._view)
         except StoreAwayError as error:
             raise SourceAwayError(str(error)) from error
+        return self._view

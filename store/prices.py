@@ -9,6 +9,7 @@ import msgspec
 
 from core.money import Price
 from core.pricing import ListedPrice
+from store.changes import next_change
 from store.postgres import Connection
 from store.queries import load
 from store.rows import struct_row
@@ -46,8 +47,10 @@ async def seed_prices(conn: Connection, prices: Sequence[ListedPrice]) -> None:
     for listed in prices:
         row = msgspec.structs.asdict(listed)
         rates = msgspec.structs.asdict(row.pop("price"))
-        await conn.execute(_sql["add_price"], row | rates)
-        if await _one(conn, "price_by_id", {"id": listed.price.id}) != listed:
+        added = await conn.execute(_sql["add_price"], row | rates)
+        if added.rowcount:
+            await next_change(conn, "routing")  # gateways read prices again when it rises
+        elif await _one(conn, "price_by_id", {"id": listed.price.id}) != listed:
             raise PriceConflictError(listed.price.id)
 
 
@@ -74,15 +77,24 @@ async def current_price(
 
 async def price_list(conn: Connection) -> list[ListedPrice]:
     """Every version, by what it is for and its start."""
+    return await _listed(conn, "price_list", {})
+
+
+async def prices_in_view(conn: Connection, region: str) -> list[ListedPrice]:
+    """Of the models that a region serves: what is in force, was an hour ago, or is to come."""
+    return await _listed(conn, "prices_in_view", {"region": region})
+
+
+async def _listed(
+    conn: Connection, statement: str, parameters: dict[str, object]
+) -> list[ListedPrice]:
     async with conn.cursor(row_factory=struct_row(_PriceRow)) as cursor:
-        await cursor.execute(_sql["price_list"])
+        await cursor.execute(_sql[statement], parameters)
         return [row.listed() for row in await cursor.fetchall()]
 
 
 async def _one(
     conn: Connection, statement: str, parameters: dict[str, object]
 ) -> ListedPrice | None:
-    async with conn.cursor(row_factory=struct_row(_PriceRow)) as cursor:
-        await cursor.execute(_sql[statement], parameters)
-        row = await cursor.fetchone()
-        return row.listed() if row is not None else None
+    found = await _listed(conn, statement, parameters)
+    return found[0] if found else None

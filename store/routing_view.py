@@ -1,17 +1,19 @@
-"""What a gateway may route to, read whole each second: three statements by key.
+"""What a gateway may route to, read each second: three statements by key.
 
 The counter is read first and the replicas last, so a view may know more than its number
-says, never less. Nothing here decides; a lost replica is in the view, as not ready.
+says, never less. Prices, which are many and seldom change, are read again when it has risen.
+Nothing here decides; a lost replica is in the view, as not ready.
 """
 
 import msgspec
 
 from core.ids import pool_id
-from core.money import Price
+from core.pricing import PriceTable
 from core.registry import RoutingView, ServedModel
 from core.tickets import ReplicaView
 from store.changes import current_change
 from store.postgres import Connection
+from store.prices import prices_in_view
 from store.queries import load
 from store.rows import struct_row
 
@@ -27,24 +29,21 @@ class _ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     max_output_tokens: int
     created_ms: int
     route_version: int
-    price_id: str
-    currency: str
-    input_micro: int
-    cached_input_micro: int
-    output_micro: int
-    request_micro: int
-    cache_write_5m_micro: int
-    cache_write_1h_micro: int
-    reasoning_micro: int
 
 
 class _ReplicaRow(ReplicaView, frozen=True, kw_only=True):
     deployment: str
 
 
-async def routing_view(conn: Connection, region: str) -> RoutingView:
-    """The routes and replicas of one region."""
+async def routing_view(
+    conn: Connection, region: str, *, last: RoutingView | None = None
+) -> RoutingView:
+    """The routes, prices and replicas of one region. `last` is what was read before, if it was."""
     version = await current_change(conn, "routing")
+    if last is not None and last.version == version:
+        prices = last.prices
+    else:
+        prices = PriceTable(await prices_in_view(conn, region))
     async with conn.cursor(row_factory=struct_row(_ModelRow)) as cursor:
         await cursor.execute(_sql["served_models"], {"region": region})
         models = tuple(_served(row, region) for row in await cursor.fetchall())
@@ -57,6 +56,7 @@ async def routing_view(conn: Connection, region: str) -> RoutingView:
         region=region,
         version=version,
         models=models,
+        prices=prices,
         replicas={pool: tuple(views) for pool, views in replicas.items()},
     )
 
@@ -67,17 +67,6 @@ def _served(row: _ModelRow, region: str) -> ServedModel:
         version=row.version,
         deployment=row.deployment,
         pool=pool_id(row.deployment, region),
-        price=Price(
-            id=row.price_id,
-            currency=row.currency,
-            input_micro=row.input_micro,
-            cached_input_micro=row.cached_input_micro,
-            output_micro=row.output_micro,
-            request_micro=row.request_micro,
-            cache_write_5m_micro=row.cache_write_5m_micro,
-            cache_write_1h_micro=row.cache_write_1h_micro,
-            reasoning_micro=row.reasoning_micro,
-        ),
         family=row.family,
         context_tokens=row.context_tokens,
         max_output_tokens=row.max_output_tokens,

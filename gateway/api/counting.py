@@ -7,7 +7,6 @@ from gateway.api.faces import ANTHROPIC
 from gateway.api.responder import Receive, Responder, Scope
 from gateway.prompts import Prompts
 from gateway.routes import Routes
-from gateway.routing import route
 
 
 class CountTokensEndpoint(Endpoint):
@@ -20,9 +19,9 @@ class CountTokensEndpoint(Endpoint):
 
     async def answer(self, scope: Scope, receive: Receive, respond: Responder) -> None:
         """The count."""
-        await self.edge.auth.authenticate(scope["headers"])
+        tenant = (await self.edge.auth.authenticate(scope["headers"])).tenant
         conversation = anthropic.parse_count_tokens(await self.body(scope, receive))
-        model = route(self._routes.models, conversation.model)
+        model = self._routes.find(conversation.model, tenant, self.edge.now_ms())
         if isinstance(model, Refusal):
             raise RefusedError(model)
         ids = await self._prompts.ids(model.version, conversation)

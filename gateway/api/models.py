@@ -7,14 +7,13 @@ from gateway.api.endpoint import Edge, Endpoint
 from gateway.api.faces import face_of
 from gateway.api.responder import Receive, Responder, Scope
 from gateway.routes import Routes
-from gateway.routing import route
 
 QUERY_FIELDS_MAX = 16
 PREFIX = "/v1/models/"
 
 
 class ModelsEndpoint(Endpoint):
-    """All models, or a page of them."""
+    """All models that the tenant may use, or a page of them."""
 
     method = "GET"
 
@@ -24,8 +23,9 @@ class ModelsEndpoint(Endpoint):
 
     async def answer(self, scope: Scope, receive: Receive, respond: Responder) -> None:  # noqa: ARG002 - a GET has no body
         """The list."""
-        await self.edge.auth.authenticate(scope["headers"])
-        body = face_of(scope).models_json(self._routes.cards(), _query(scope))
+        tenant = (await self.edge.auth.authenticate(scope["headers"])).tenant
+        cards = self._routes.cards(tenant, self.edge.now_ms())
+        body = face_of(scope).models_json(cards, _query(scope))
         await respond.whole(200, body, {}, self.edge.new_request_id())
 
 
@@ -39,9 +39,10 @@ class ModelEndpoint(Endpoint):
         self._routes = routes
 
     async def answer(self, scope: Scope, receive: Receive, respond: Responder) -> None:  # noqa: ARG002 - a GET has no body
-        """The model, or 404."""
-        await self.edge.auth.authenticate(scope["headers"])
-        model = route(self._routes.models, scope["path"].removeprefix(PREFIX))
+        """The model, or 404, or 403 where it has no price."""
+        tenant = (await self.edge.auth.authenticate(scope["headers"])).tenant
+        name = scope["path"].removeprefix(PREFIX)
+        model = self._routes.find(name, tenant, self.edge.now_ms())
         if isinstance(model, Refusal):
             raise RefusedError(model)
         body = face_of(scope).model_json(self._routes.card(model))

@@ -13,7 +13,7 @@ import msgspec
 
 from core.errors import Code, Refusal, RefusedError, refuse
 from core.metering import RequestTimings, Reserve, Witness
-from core.money import EndCause
+from core.money import EndCause, Price
 from core.prefix import prefix_hashes
 from core.protocol import Sampling
 from core.registry import ServedModel
@@ -25,7 +25,7 @@ from gateway.relay.generation import FAULT, Generation, Job, Outcome
 from gateway.relay.hold import Hold, ledger_refusal
 from gateway.relay.shared import Shared
 from gateway.relay.ticket import Ticket
-from gateway.routing import Size, block_tokens, kv_blocks, route, size
+from gateway.routing import Size, block_tokens, charged, kv_blocks, route, size
 from text.sampling import SamplingDefaults
 
 _log = logging.getLogger(__name__)
@@ -127,9 +127,10 @@ class Exchange:
     async def _serve(self) -> Outcome:
         for _ in range(STALE_TRIES):
             model = self._route()
+            price = self._price(model)
             prompt_ids = await self._shared.prompts.ids(model.version, self._call.conversation)
             wanted = self._size(model, len(prompt_ids))
-            self._job = job = await self._make_job(model, prompt_ids, wanted)
+            self._job = job = await self._make_job(model, price, prompt_ids, wanted)
             if await self._accept(job, wanted):
                 return await self._generate(job)
             await self._start_over()
@@ -142,6 +143,18 @@ class Exchange:
         if self._shared.routes.deserted(model.pool):
             raise RefusedError(DESERTED)
         return model
+
+    def _price(self, model: ServedModel) -> Price:
+        price = charged(
+            self._shared.routes.view.prices,
+            self._identity.tenant,
+            model.model,
+            service_class=self._call.conversation.service_class,
+            at_ms=self._call.created_ms,
+        )
+        if isinstance(price, Refusal):
+            raise RefusedError(price)
+        return price
 
     def _size(self, model: ServedModel, prompt_tokens: int) -> Size:
         conversation = self._call.conversation
@@ -157,7 +170,9 @@ class Exchange:
             raise RefusedError(wanted)
         return wanted
 
-    async def _make_job(self, model: ServedModel, prompt_ids: tuple[int, ...], wanted: Size) -> Job:
+    async def _make_job(
+        self, model: ServedModel, price: Price, prompt_ids: tuple[int, ...], wanted: Size
+    ) -> Job:
         conversation, tenant = self._call.conversation, self._identity.tenant
         pool = self._shared.routes.replicas(model.pool)
         hashes = prefix_hashes(prompt_ids, salt=tenant.salt, context_tokens=model.context_tokens)
@@ -165,6 +180,7 @@ class Exchange:
         return Job(
             request_id=self.request_id,
             model=model,
+            price=price,
             prompt_ids=prompt_ids,
             sampling=_sampling(
                 conversation, wanted.max_tokens, rules.sampling, self._shared.new_seed
@@ -198,7 +214,7 @@ class Exchange:
             raise RefusedError(admitted)
         refused = await hold.held()
         if refused is not None:
-            raise RefusedError(ledger_refusal(refused, job.model.price.currency))
+            raise RefusedError(ledger_refusal(refused, job.price.currency))
         return True
 
     def _make_hold(self, job: Job, wanted: Size) -> Hold:
@@ -209,7 +225,7 @@ class Exchange:
             tenant_id=identity.tenant.id,
             key_id=identity.key.id,
             amount_micro=0,
-            price_id=job.model.price.id,
+            price_id=job.price.id,
             model=job.model.model,
             version=job.model.version,
             region=self._shared.region,
@@ -225,7 +241,7 @@ class Exchange:
         return Hold(
             self._shared.books,
             asked,
-            price=job.model.price,
+            price=job.price,
             size=wanted,
             hard_capped=identity.tenant.hard_cap_micro is not None,
             limits=self._shared.hold_limits,

@@ -16,7 +16,7 @@ import msgspec
 
 from core.errors import Code, Refusal
 from core.metering import AttemptTotals, RequestTimings, Witness
-from core.money import EndCause
+from core.money import EndCause, Price
 from core.protocol import (
     Failed,
     Finished,
@@ -85,6 +85,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     request_id: str
     model: ServedModel
+    price: Price
     prompt_ids: tuple[int, ...]
     sampling: Sampling
     choices: int
@@ -193,11 +194,12 @@ class Generation:
     @property
     def usage(self) -> Usage:
         """The answer's totals: the prompt once, the output of all attempts."""
-        cached = [total.usage.cached_tokens for total in self.totals]
-        return Usage(
+        usages = [total.usage for total in self.totals]
+        return msgspec.structs.replace(
+            usages[-1] if usages else Usage(),
             prompt_tokens=len(self.job.prompt_ids),
-            cached_tokens=cached[-1] if cached else 0,
-            output_tokens=sum(total.usage.output_tokens for total in self.totals),
+            output_tokens=sum(usage.output_tokens for usage in usages),
+            reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
         )
 
     @property
@@ -396,12 +398,8 @@ class Generation:
             self.totals.append(_totals(attempt, usage))
 
     def _count_tokens(self, attempt: _Attempt, count: int) -> None:
-        usage = attempt.usage
-        attempt.usage = Usage(
-            prompt_tokens=usage.prompt_tokens,
-            cached_tokens=usage.cached_tokens,
-            output_tokens=usage.output_tokens + count,
-        )
+        output = attempt.usage.output_tokens + count
+        attempt.usage = msgspec.structs.replace(attempt.usage, output_tokens=output)
 
     # Setbacks.
 

@@ -35,3 +35,16 @@ SELECT id, book, model, tier, service_class, effective_ms, currency, input_micro
   FROM prices
  WHERE id <> 'unpriced'
  ORDER BY book, model, tier, service_class, effective_ms
+
+-- name: prices_in_view
+-- What another took over from more than an hour ago is left out: no request is that old.
+SELECT id, book, model, tier, service_class, effective_ms, currency, input_micro,
+       cached_input_micro, output_micro, request_micro, cache_write_5m_micro,
+       cache_write_1h_micro, reasoning_micro
+  FROM (SELECT *, lead(effective_ms) OVER (
+                  PARTITION BY book, model, tier, service_class ORDER BY effective_ms) AS ends_ms
+          FROM prices
+         WHERE model IN (SELECT r.model
+                           FROM routes r JOIN deployments d ON d.name = r.deployment
+                          WHERE d.region = :region)) AS versions
+ WHERE ends_ms IS NULL OR ends_ms > (extract(epoch FROM now()) - 3600) * 1000

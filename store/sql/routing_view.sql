@@ -1,21 +1,11 @@
 -- name: served_models
--- A route without a price in force is left out: nothing is served that cannot be billed.
 SELECT r.model, v.version, d.name AS deployment, m.family, v.context_tokens, r.max_output_tokens,
        CAST(floor(extract(epoch FROM v.created_at) * 1000) AS bigint) AS created_ms,
-       r.version AS route_version,
-       p.id AS price_id, p.currency, p.input_micro, p.cached_input_micro, p.output_micro,
-       p.request_micro, p.cache_write_5m_micro, p.cache_write_1h_micro, p.reasoning_micro
+       r.version AS route_version
   FROM routes r
   JOIN deployments d ON d.name = r.deployment
   JOIN model_versions v ON v.version = d.version
   JOIN models m ON m.name = v.model
-  CROSS JOIN LATERAL (
-       SELECT * FROM prices
-        WHERE prices.model = r.model AND prices.book = 'list'
-          AND prices.tier = '' AND prices.service_class = ''
-          AND prices.effective_ms <= extract(epoch FROM now()) * 1000
-        ORDER BY prices.effective_ms DESC
-        LIMIT 1) p
  WHERE d.region = :region
  ORDER BY r.model;
 

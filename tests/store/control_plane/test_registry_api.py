@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from artifacts.manifest import Contents, FileEntry, manifest_of
+from core.pricing import Terms
 from store.routing_view import routing_view
 from tests.support.control_plane import assert_refused
 from tests.support.registry import a_register
@@ -156,7 +157,7 @@ async def test_a_deployment_is_drained_and_its_replicas_hear_of_it(plane):
     assert_refused(await plane.admin("GET", "/deployments/none"), 404, "not_found")
 
 
-async def test_a_route_is_moved_in_one_write_and_served_when_priced(plane):
+async def test_a_route_is_moved_in_one_write_and_priced_when_it_has_a_price(plane):
     first, second = await a_deployment(plane), await a_deployment(plane)
     public = f"org/{first['name']}"
     versions = []
@@ -173,15 +174,18 @@ async def test_a_route_is_moved_in_one_write_and_served_when_priced(plane):
     async def served():
         async with plane.services.postgres.connection() as conn:
             view = await routing_view(conn, "local")
-        return [model.deployment for model in view.models if model.model == public]
+        return [model.deployment for model in view.models if model.model == public], (
+            view.prices.resolve(Terms(), public, service_class="batch", at_ms=2**52)
+        )
 
-    assert await served() == []
+    assert await served() == ([second["name"]], None)
     price = {"model": public, "input_micro": 1, "cached_input_micro": 1, "output_micro": 1}
-    await plane.made("/prices", price)
-    assert await served() == [second["name"]]
+    made = await plane.made("/prices", price)
+    deployments, found = await served()
+    assert (deployments, found.id) == ([second["name"]], made["id"])
     deleted = await plane.admin("DELETE", f"/routes/{public}")
     assert deleted.json()["version"] > versions[-1]
-    assert await served() == []
+    assert await served() == ([], None)
     assert_refused(await plane.admin("DELETE", f"/routes/{public}"), 404, "not_found")
 
 

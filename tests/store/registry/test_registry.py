@@ -5,6 +5,7 @@ import time
 import pytest
 
 from core.fleet import ReplicaState
+from core.pricing import Terms
 from store import fleet, registry
 from store.changes import current_change
 from store.registry import DesiredState, VersionState
@@ -26,9 +27,9 @@ async def pg(fresh_postgres_url):
         yield postgres
 
 
-async def view_of(pg, region="local"):
+async def view_of(pg, region="local", last=None):
     async with pg.connection() as conn:
-        return await routing_view(conn, region)
+        return await routing_view(conn, region, last=last)
 
 
 async def test_registering_the_same_content_twice_is_one_version(pg):
@@ -84,17 +85,33 @@ async def test_each_write_of_a_route_has_a_higher_version_even_its_deletion(pg):
     assert versions == sorted(set(versions))
 
 
-async def test_a_route_is_in_the_view_once_it_has_a_price_in_force(pg):
+async def test_a_route_is_in_the_view_with_its_prices_past_and_to_come(pg):
+    now_ms = time.time_ns() // 1_000_000
+    hour_ms = 3_600_000
+
+    async def priced(effective_ms, last=None):
+        """Whether a new price's start is priced in the view after it, and which view that is."""
+        async with pg.transaction() as conn:
+            price = await a_price(conn, effective_ms=effective_ms)
+        view = await view_of(pg, last=last)
+        found = view.prices.resolve(Terms(), "smol", service_class="batch", at_ms=effective_ms)
+        return found == price, view
+
     async with pg.transaction() as conn:
         await a_deployment(conn)
         await registry.put_route(conn, model="smol", deployment="smol-a", max_output_tokens=100)
-        await a_price(conn, effective_ms=time.time_ns() // 1_000_000 + 3_600_000)
-    assert (await view_of(pg)).models == ()
-    async with pg.transaction() as conn:
-        await a_price(conn, effective_ms=1)
-        newest = await a_price(conn, effective_ms=2)
-    (model,) = (await view_of(pg)).models
-    assert model.price == newest
+    empty = await view_of(pg)
+    assert empty.prices.resolve(Terms(), "smol", service_class="batch", at_ms=now_ms) is None
+    to_come, view = await priced(now_ms + hour_ms, last=empty)
+    in_force, view = await priced(now_ms - hour_ms // 2, last=view)
+    before, view = await priced(1, last=view)
+    assert (to_come, in_force, before) == (True, True, True)
+    assert (await view_of(pg, last=view)).prices is view.prices  # nothing new: not read again
+    await priced(now_ms - 2 * hour_ms, last=view)
+    view = await view_of(pg)
+    # A price that another took over from more than an hour ago is not carried along.
+    assert view.prices.resolve(Terms(), "smol", service_class="batch", at_ms=1) is None
+    (model,) = view.models
     assert (model.model, model.version, model.deployment) == ("smol", "v1", "smol-a")
     assert (model.pool, model.max_output_tokens) == ("smol-a@local", 100)
     assert (model.context_tokens, model.family) == (2048, "llama")

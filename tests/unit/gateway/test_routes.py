@@ -2,6 +2,7 @@
 
 import msgspec
 
+from core.pricing import PriceTable
 from core.registry import RoutingView
 from core.tickets import ReplicaView
 from gateway.routes import Routes
@@ -13,7 +14,9 @@ GONE = msgspec.structs.replace(READY, ready=False)
 
 
 def a_view(**replicas: tuple[ReplicaView, ...]) -> RoutingView:
-    return RoutingView(region="local", version=1, models=(), replicas=replicas)
+    return RoutingView(
+        region="local", version=1, models=(), prices=PriceTable(()), replicas=replicas
+    )
 
 
 def some_routes() -> Routes:

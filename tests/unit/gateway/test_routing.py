@@ -5,12 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.errors import Code, Refusal
+from core.ids import TenantId
 from core.money import Price
+from core.pricing import UNPRICED, ListedPrice, PriceTable
 from core.registry import RoutingView, ServedModel
-from core.tickets import ReplicaView
+from core.tenancy import Tenant
+from core.tickets import Limits, ReplicaView
+from gateway.routes import Routes
 from gateway.routing import (
     Size,
     block_tokens,
+    charged,
     kv_blocks,
     output_limit,
     route,
@@ -19,6 +24,7 @@ from gateway.routing import (
 )
 
 PRICE = Price(id="p", input_micro=1, cached_input_micro=1, output_micro=1)
+NONE = PriceTable(())
 
 
 def a_model(name: str = "m", context_tokens: int = 100, max_output_tokens: int = 0) -> ServedModel:
@@ -27,7 +33,6 @@ def a_model(name: str = "m", context_tokens: int = 100, max_output_tokens: int =
         version="v",
         deployment="d",
         pool="d@local",
-        price=PRICE,
         family="llama",
         context_tokens=context_tokens,
         max_output_tokens=max_output_tokens,
@@ -54,7 +59,9 @@ def sized(model: ServedModel, prompt: int, asked: int | None, limit: int = 0) ->
 
 
 def test_names_are_exact() -> None:
-    view = RoutingView(region="local", version=1, models=(a_model("Big"),), replicas={})
+    view = RoutingView(
+        region="local", version=1, models=(a_model("Big"),), prices=NONE, replicas={}
+    )
     models = served_models(view)
     assert route(models, "Big") == a_model("Big")
     for name in ("big", "Big ", "", "Bigger"):
@@ -62,6 +69,56 @@ def test_names_are_exact() -> None:
         assert isinstance(refused, Refusal)
         assert refused.code is Code.MODEL_NOT_FOUND
         assert refused.param == "model"
+
+
+def a_tenant(*, billed: bool = True) -> Tenant:
+    return Tenant(
+        id=TenantId("ten_1"),
+        name="t",
+        salt=bytes(16),
+        limits=Limits(),
+        weight=1,
+        hard_cap_micro=None,
+        price_book="acme",
+        tier="gold",
+        billed=billed,
+        disabled=False,
+        version=1,
+    )
+
+
+def test_a_billed_tenant_is_refused_what_has_no_price() -> None:
+    scope = {"book": "acme", "tier": "gold", "service_class": "batch"}
+    prices = PriceTable([ListedPrice(model="m", effective_ms=5, price=PRICE, **scope)])
+    assert charged(prices, a_tenant(), "m", service_class="batch", at_ms=5) == PRICE
+    for service_class, at_ms in (("batch", 4), ("standard", 5)):
+        asked = {"service_class": service_class, "at_ms": at_ms}
+        refused = charged(prices, a_tenant(), "m", **asked)
+        assert isinstance(refused, Refusal)
+        assert (refused.code, refused.status, refused.param) == (
+            Code.MODEL_NOT_PRICED,
+            403,
+            "model",
+        )
+        assert charged(prices, a_tenant(billed=False), "m", **asked) == UNPRICED
+
+
+def test_a_tenant_is_told_of_the_models_that_it_may_use() -> None:
+    routes = Routes("local", output_tokens_max=0, no_replica_s=1.0)
+    models = (a_model("priced"), a_model("other"))
+    prices = PriceTable(
+        [ListedPrice(model="priced", service_class="batch", effective_ms=5, price=PRICE)]
+    )
+    view = RoutingView(region="local", version=1, models=models, prices=prices, replicas={})
+    routes.update(view, 0.0)
+    told = [[card.id for card in routes.cards(a_tenant(), at_ms)] for at_ms in (4, 5)]
+    assert told == [[], ["priced"]]
+    assert [card.id for card in routes.cards(a_tenant(billed=False), 4)] == ["other", "priced"]
+    assert routes.find("priced", a_tenant(), 5) == models[0]
+    for name, code in (("other", Code.MODEL_NOT_PRICED), ("none", Code.MODEL_NOT_FOUND)):
+        refused = routes.find(name, a_tenant(), 5)
+        assert isinstance(refused, Refusal)
+        assert refused.code is code
 
 
 @pytest.mark.parametrize(
