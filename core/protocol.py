@@ -87,10 +87,14 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_tokens: int = 0  # of those, thought and not shown
 
     @property
+    def cache_write_tokens(self) -> int:
+        """Of the prompt, what a cache took."""
+        return self.cache_write_5m_tokens + self.cache_write_1h_tokens
+
+    @property
     def fresh_tokens(self) -> int:
         """Of the prompt, what no cache held or took. Negative: these totals are nobody's."""
-        written = self.cache_write_5m_tokens + self.cache_write_1h_tokens
-        return self.prompt_tokens - self.cached_tokens - written
+        return self.prompt_tokens - self.cached_tokens - self.cache_write_tokens
 
     @property
     def is_possible(self) -> bool:

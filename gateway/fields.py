@@ -17,6 +17,7 @@ STOP_CHARS_MAX = 256
 MESSAGES_MAX = 10_000
 PARTS_MAX = 1_000  # of one message
 INTEGER_MAX = 2**31 - 1
+COUNT_MAX = 2**53 - 1  # what every JSON reader holds exactly
 SHOWN_CHARS_MAX = 64  # of the caller's own words in a refusal
 # Of one body: `[],[],…` takes twenty times its size once decoded. A comma in a text counts
 # as well, but costs the prompt about a token: no model takes a text that comes near this.
@@ -90,6 +91,17 @@ class Fields:
             raise wrong_kind(self.at(name), "an integer", value)
         if not low <= value <= high:
             raise bad(self.at(name), f"must be from {low} to {high}, got {_shown(str(value))}")
+        return value
+
+    def count(self, name: str) -> int | None:
+        """How many of something there were."""
+        return self.integer(name, 0, COUNT_MAX)
+
+    def required_count(self, name: str) -> int:
+        """As `count`, and it must be told."""
+        value = self.count(name)
+        if value is None:
+            raise missing(self.at(name))
         return value
 
     def number(self, name: str, low: float, high: float) -> float | None:

@@ -10,15 +10,18 @@ from gateway.anthropic.limits import limit_headers
 from gateway.anthropic.models import model_json, models_json
 from gateway.anthropic.request import parse_count_tokens, parse_messages
 from gateway.anthropic.stream import AnthropicStream
+from gateway.anthropic.usage import from_usage, to_usage
 
 __all__ = [
     "AnthropicStream",
     "count_tokens_json",
     "error_body",
+    "from_usage",
     "limit_headers",
     "message_json",
     "model_json",
     "models_json",
     "parse_count_tokens",
     "parse_messages",
+    "to_usage",
 ]

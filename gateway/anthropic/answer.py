@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from core.protocol import Usage
+from gateway.anthropic.usage import from_usage
 from gateway.conversation import Answer, Conversation, Finish
 
 _STOP_REASONS: dict[Finish, str] = {
@@ -23,7 +23,7 @@ def message_json(answer: Answer, conversation: Conversation, *, request_id: str)
             **message_fields(conversation, request_id),
             "content": content,
             **stop_fields(choice.finish, choice.stop),
-            "usage": usage_fields(answer.usage),
+            "usage": from_usage(answer.usage),
         }
     )
 
@@ -47,13 +47,3 @@ def stop_fields(finish: Finish, stop: str | None) -> dict[str, Any]:
     """Why it stopped, and at which of the caller's stop sequences."""
     reason = _STOP_REASONS[finish] if stop is None else "stop_sequence"
     return {"stop_reason": reason, "stop_sequence": stop}
-
-
-def usage_fields(usage: Usage) -> dict[str, Any]:
-    """Anthropic tells cached tokens beside `input_tokens`; the three inputs sum to ours."""
-    return {
-        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": usage.cached_tokens,
-        "output_tokens": usage.output_tokens,
-    }

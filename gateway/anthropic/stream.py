@@ -9,8 +9,9 @@ The text block opens with the first text, so that an empty answer has no block. 
 """
 
 from core.protocol import Usage
-from gateway.anthropic.answer import message_fields, stop_fields, usage_fields
+from gateway.anthropic.answer import message_fields, stop_fields
 from gateway.anthropic.errors import error_frame
+from gateway.anthropic.usage import from_usage
 from gateway.conversation import (
     Broke,
     ChoiceEnd,
@@ -57,7 +58,7 @@ class AnthropicStream(StreamWriter):
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": usage_fields(usage),
+            "usage": from_usage(usage),
         }
         return named_frame(
             b"message_start", json_line({"type": "message_start", "message": message})
@@ -89,7 +90,7 @@ class AnthropicStream(StreamWriter):
             {
                 "type": "message_delta",
                 "delta": stop_fields(self._end.finish, self._end.stop),
-                "usage": usage_fields(event.usage),
+                "usage": from_usage(event.usage),
             }
         )
         return named_frame(b"message_delta", delta) + _MESSAGE_STOP

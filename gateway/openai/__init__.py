@@ -11,6 +11,7 @@ from gateway.openai.errors import error_body
 from gateway.openai.limits import limit_headers
 from gateway.openai.models import model_json, models_json
 from gateway.openai.stream import OpenAIChatStream, OpenAICompletionStream
+from gateway.openai.usage import from_usage, to_usage
 
 __all__ = [
     "OpenAIChatStream",
@@ -18,9 +19,11 @@ __all__ = [
     "chat_json",
     "completion_json",
     "error_body",
+    "from_usage",
     "limit_headers",
     "model_json",
     "models_json",
     "parse_chat",
     "parse_completion",
+    "to_usage",
 ]

@@ -4,9 +4,9 @@ from typing import Any
 
 import msgspec
 
-from core.protocol import Usage
 from gateway.conversation import Answer, AnswerChoice, Conversation, Finish
 from gateway.openai.logprobs import CompletionLogprobs, chat_logprobs
+from gateway.openai.usage import from_usage
 
 FINISH_REASONS: dict[Finish, str] = {
     "stop": "stop",
@@ -26,7 +26,7 @@ def chat_json(
             "created": created_ms // 1000,
             "model": conversation.model,
             "choices": [_chat_choice(choice) for choice in answer.choices],
-            "usage": usage_fields(answer.usage),
+            "usage": from_usage(answer.usage),
         }
     )
 
@@ -42,7 +42,7 @@ def completion_json(
             "created": created_ms // 1000,
             "model": conversation.model,
             "choices": [_completion_choice(choice) for choice in answer.choices],
-            "usage": usage_fields(answer.usage),
+            "usage": from_usage(answer.usage),
         }
     )
 
@@ -55,17 +55,6 @@ def chat_id(request_id: str) -> str:
 def completion_id(request_id: str) -> str:
     """`req_x` -> `cmpl-x`."""
     return "cmpl-" + request_id.removeprefix("req_")
-
-
-def usage_fields(usage: Usage) -> dict[str, Any]:
-    """OpenAI counts cached tokens inside `prompt_tokens`, as we do."""
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.output_tokens,
-        "total_tokens": usage.prompt_tokens + usage.output_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": 0},
-    }
 
 
 def _chat_choice(choice: AnswerChoice) -> dict[str, Any]:

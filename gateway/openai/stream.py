@@ -21,9 +21,10 @@ from gateway.conversation import (
     StreamWriter,
     TokenChance,
 )
-from gateway.openai.answer import FINISH_REASONS, chat_id, completion_id, usage_fields
+from gateway.openai.answer import FINISH_REASONS, chat_id, completion_id
 from gateway.openai.errors import error_frame
 from gateway.openai.logprobs import CompletionLogprobs, chat_logprobs
+from gateway.openai.usage import from_usage
 from gateway.sse import KEEP_ALIVE, data_frame, json_line
 
 _DONE = data_frame(b"[DONE]")
@@ -84,7 +85,7 @@ class _ChunkStream(StreamWriter):
         assert not self._live
         if not self._conversation.include_usage:
             return _DONE
-        usage = json_line(usage_fields(event.usage))
+        usage = json_line(from_usage(event.usage))
         return data_frame(self._head + b',"choices":[],"usage":' + usage + b"}") + _DONE
 
     def broke(self, event: Broke) -> bytes:

@@ -28,6 +28,14 @@ USAGE_KEYS = {
     "cache_read_input_tokens",
     "output_tokens",
 }
+# Told only where they say something: the parts of a count, and the count that they add up to.
+USAGE_PARTS = {
+    "cache_creation": (
+        {"ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens"},
+        "cache_creation_input_tokens",
+    ),
+    "output_tokens_details": ({"thinking_tokens"}, "output_tokens"),
+}
 
 
 @dataclass
@@ -39,7 +47,7 @@ class Summary:
     stop_sequence: str | None = None
     id: str | None = None
     model: str | None = None
-    usage: dict[str, int] = field(default_factory=dict)
+    usage: dict[str, Any] = field(default_factory=dict)
     error: dict[str, Any] | None = None
     done: bool = False
     blocks: int = 0
@@ -161,12 +169,19 @@ class _Machine:
         self.summary.error = error
 
     def usage(self, usage: Any) -> dict[str, int]:
-        expect_keys(usage, USAGE_KEYS, "usage")
-        for name, count in usage.items():
+        counts = {name: usage[name] for name in usage if name not in USAGE_PARTS}
+        expect_keys(counts, USAGE_KEYS, "usage")
+        for name, count in counts.items():
             expect_count(count, name)
+        for name in set(usage) & set(USAGE_PARTS):
+            keys, whole = USAGE_PARTS[name]
+            expect_keys(usage[name], keys, name)
+            total = sum(usage[name].values())
+            exact = name == "cache_creation"
+            expect(total == counts[whole] if exact else total <= counts[whole], f"{name}: {usage}")
         self.summary.usage = usage
-        return dict(usage)
+        return counts
 
 
-def _input(usage: dict[str, int]) -> int:
-    return sum(count for name, count in usage.items() if name != "output_tokens")
+def _input(counts: dict[str, int]) -> int:
+    return sum(count for name, count in counts.items() if name != "output_tokens")

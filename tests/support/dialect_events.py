@@ -105,11 +105,15 @@ def _end(draw: st.DrawFn, choice: int, finishes: tuple[Finish, ...]) -> ChoiceEn
 
 @st.composite
 def usages(draw: st.DrawFn) -> Usage:
-    prompt = draw(st.integers(1, 10**6))
+    count = st.one_of(st.just(0), st.integers(0, 10**6))
+    fresh, cached, write_5m, write_1h, shown, reasoning = (draw(count) for _ in range(6))
     return Usage(
-        prompt_tokens=prompt,
-        cached_tokens=draw(st.integers(0, prompt)),
-        output_tokens=draw(st.integers(0, 10**6)),
+        prompt_tokens=fresh + cached + write_5m + write_1h,
+        cached_tokens=cached,
+        cache_write_5m_tokens=write_5m,
+        cache_write_1h_tokens=write_1h,
+        output_tokens=shown + reasoning,
+        reasoning_tokens=reasoning,
     )
 
 

@@ -139,11 +139,14 @@ class _Machine(ABC):
         usage = value["usage"]
         expect_keys(usage, USAGE_KEYS, "usage")
         prompt, completion = usage["prompt_tokens"], usage["completion_tokens"]
-        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        details = usage["prompt_tokens_details"]
+        cached = details["cached_tokens"] + details.get("cache_write_tokens", 0)
         for name, count in (("prompt", prompt), ("completion", completion), ("cached", cached)):
             expect_count(count, name)
         expect(usage["total_tokens"] == prompt + completion, f"total_tokens is off: {usage}")
-        expect(cached <= prompt, f"cached_tokens is over prompt_tokens: {usage}")
+        expect(
+            cached <= prompt, f"cached_tokens is over prompt_tokens with what was written: {usage}"
+        )
         self.summary.usage = usage
 
     @abstractmethod

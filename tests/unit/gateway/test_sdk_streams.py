@@ -154,6 +154,8 @@ def test_the_anthropic_sdk_s_accumulator_gathers_a_message(
     assert "".join(block.text for block in message.content if block.type == "text") == text
     assert message.usage.output_tokens == usage.output_tokens
     assert message.usage.cache_read_input_tokens == usage.cached_tokens
+    assert message.usage.cache_creation_input_tokens == usage.cache_write_tokens
+    assert message.usage.input_tokens == usage.fresh_tokens
     assert message.stop_reason is not None
 
 
