@@ -3,7 +3,7 @@
 Usage rows name the version they were priced at, so that a later price changes no past bill.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -19,8 +19,15 @@ __all__ = ["ListedPrice"]
 _sql = load("prices")
 
 
+class PriceBook(msgspec.Struct, frozen=True, kw_only=True):
+    """A name for what some tenants pay."""
+
+    id: str
+    description: str
+
+
 class PriceConflictError(Exception):
-    """A price version of this id exists with other contents."""
+    """Another version stands where this one was to be."""
 
 
 class _PriceRow(Price, frozen=True, kw_only=True):
@@ -45,13 +52,32 @@ class _PriceRow(Price, frozen=True, kw_only=True):
 async def seed_prices(conn: Connection, prices: Sequence[ListedPrice]) -> None:
     """Add what is missing. Raises PriceConflictError when a version differs from ours."""
     for listed in prices:
-        row = msgspec.structs.asdict(listed)
-        rates = msgspec.structs.asdict(row.pop("price"))
-        added = await conn.execute(_sql["add_price"], row | rates)
-        if added.rowcount:
-            await next_change(conn, "routing")  # gateways read prices again when it rises
-        elif await _one(conn, "price_by_id", {"id": listed.price.id}) != listed:
-            raise PriceConflictError(listed.price.id)
+        standing = await add_price(conn, listed)
+        if standing is not None and standing != listed:
+            raise PriceConflictError(standing.price.id)
+
+
+async def add_price(conn: Connection, listed: ListedPrice) -> ListedPrice | None:
+    """None: it is added. Otherwise nothing was, and this version stands in its place.
+
+    Whoever adds another waits until this transaction ends.
+    """
+    row = msgspec.structs.asdict(listed)
+    row |= msgspec.structs.asdict(row.pop("price"))
+    added = await conn.execute(_sql["add_price"], row)
+    if added.rowcount:
+        await next_change(conn, "routing")  # gateways read prices again when it rises
+        return None
+    place = ("id", "book", "model", "tier", "service_class", "effective_ms")
+    standing = await _one(conn, "price_in_place", {name: row[name] for name in place})
+    assert standing is not None, "versions are never deleted"
+    return standing
+
+
+async def other_currency(conn: Connection, currency: str) -> str | None:
+    """One that some price is in, though it is not `currency`."""
+    row = await (await conn.execute(_sql["other_currency"], {"currency": currency})).fetchone()
+    return None if row is None else str(row[0])
 
 
 async def price_by_id(conn: Connection, price_id: str) -> Price | None:
@@ -75,9 +101,12 @@ async def current_price(
     return None if listed is None else listed.price
 
 
-async def price_list(conn: Connection) -> list[ListedPrice]:
-    """Every version, by what it is for and its start."""
-    return await _listed(conn, "price_list", {})
+async def price_list(
+    conn: Connection, *, book: str = "", model: str = "", tier: str = "", service_class: str = ""
+) -> list[ListedPrice]:
+    """Every version, by what it is for and its start; a filter narrows to exactly that."""
+    wanted = {"book": book, "model": model, "tier": tier, "service_class": service_class}
+    return await _listed(conn, "price_list", wanted)
 
 
 async def prices_in_view(conn: Connection, region: str) -> list[ListedPrice]:
@@ -85,8 +114,21 @@ async def prices_in_view(conn: Connection, region: str) -> list[ListedPrice]:
     return await _listed(conn, "prices_in_view", {"region": region})
 
 
+async def create_book(conn: Connection, book: PriceBook) -> bool:
+    """False when the id is taken: nothing was made."""
+    made = await conn.execute(_sql["create_book"], msgspec.structs.asdict(book))
+    return made.rowcount == 1
+
+
+async def price_books_page(conn: Connection, *, after: str = "", limit: int) -> list[PriceBook]:
+    """In order of id, after `after`."""
+    async with conn.cursor(row_factory=struct_row(PriceBook)) as cursor:
+        await cursor.execute(_sql["price_books_page"], {"after": after, "limit": limit})
+        return await cursor.fetchall()
+
+
 async def _listed(
-    conn: Connection, statement: str, parameters: dict[str, object]
+    conn: Connection, statement: str, parameters: Mapping[str, object]
 ) -> list[ListedPrice]:
     async with conn.cursor(row_factory=struct_row(_PriceRow)) as cursor:
         await cursor.execute(_sql[statement], parameters)
@@ -94,7 +136,7 @@ async def _listed(
 
 
 async def _one(
-    conn: Connection, statement: str, parameters: dict[str, object]
+    conn: Connection, statement: str, parameters: Mapping[str, object]
 ) -> ListedPrice | None:
     found = await _listed(conn, statement, parameters)
     return found[0] if found else None

@@ -1,6 +1,7 @@
 """What names may look like. They travel in URLs, Valkey keys and request ids.
 
-A deployment and a region make a pool's name with `@` between them, so neither holds one.
+A deployment and a region make a pool's name with `@` between them, and a model and a moment
+a price's, so none of them holds one.
 """
 
 from typing import Annotated
@@ -14,4 +15,5 @@ RegionName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]*$", max_le
 ModelName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$", max_length=128)]
 TenantName = Annotated[str, msgspec.Meta(pattern=r"^\S(?:[^\x00-\x1f]*\S)?$", max_length=100)]
 KeyName = Annotated[str, msgspec.Meta(pattern=r"^\S(?:[^\x00-\x1f]*\S)?$", max_length=100)]
+BookName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9_-]*$", max_length=64)]
 TierName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9_-]*$", max_length=32)]

@@ -7,7 +7,22 @@ INSERT INTO prices (id, book, model, tier, service_class, effective_ms, currency
 VALUES (:id, :book, :model, :tier, :service_class, :effective_ms, :currency, :input_micro,
         :cached_input_micro, :output_micro, :request_micro, :cache_write_5m_micro,
         :cache_write_1h_micro, :reasoning_micro)
-ON CONFLICT (id) DO NOTHING
+ON CONFLICT DO NOTHING
+
+-- name: price_in_place
+-- What keeps another from being added: one of its id, or one for the same that starts with it.
+SELECT id, book, model, tier, service_class, effective_ms, currency, input_micro,
+       cached_input_micro, output_micro, request_micro, cache_write_5m_micro,
+       cache_write_1h_micro, reasoning_micro
+  FROM prices
+ WHERE id = :id
+    OR (book, model, tier, service_class, effective_ms)
+       = (:book, :model, :tier, :service_class, :effective_ms)
+ ORDER BY id = :id DESC
+ LIMIT 1
+
+-- name: other_currency
+SELECT currency FROM prices WHERE currency <> :currency AND id <> 'unpriced' LIMIT 1
 
 -- name: price_by_id
 SELECT id, book, model, tier, service_class, effective_ms, currency, input_micro,
@@ -28,12 +43,15 @@ SELECT id, book, model, tier, service_class, effective_ms, currency, input_micro
  LIMIT 1
 
 -- name: price_list
--- Without 'unpriced', which is no price of any model's.
+-- Without 'unpriced', which is no model's price. An empty filter lets everything through.
 SELECT id, book, model, tier, service_class, effective_ms, currency, input_micro,
        cached_input_micro, output_micro, request_micro, cache_write_5m_micro,
        cache_write_1h_micro, reasoning_micro
   FROM prices
  WHERE id <> 'unpriced'
+   AND (:book = '' OR book = :book) AND (:model = '' OR model = :model)
+   AND (:tier = '' OR tier = :tier)
+   AND (:service_class = '' OR service_class = :service_class)
  ORDER BY book, model, tier, service_class, effective_ms
 
 -- name: prices_in_view
@@ -48,3 +66,9 @@ SELECT id, book, model, tier, service_class, effective_ms, currency, input_micro
                            FROM routes r JOIN deployments d ON d.name = r.deployment
                           WHERE d.region = :region)) AS versions
  WHERE ends_ms IS NULL OR ends_ms > (extract(epoch FROM now()) - 3600) * 1000
+
+-- name: create_book
+INSERT INTO price_books (id, description) VALUES (:id, :description) ON CONFLICT DO NOTHING
+
+-- name: price_books_page
+SELECT id, description FROM price_books WHERE id > :after ORDER BY id LIMIT :limit
