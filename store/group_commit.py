@@ -19,7 +19,15 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 import psycopg
 
-from store.postgres import OPERATIONAL, Connection, PostgresConfig, StoreAwayError, connect, cut
+from store.postgres import (
+    OPERATIONAL,
+    Connection,
+    PostgresConfig,
+    ReadOnlyError,
+    StoreAwayError,
+    connect,
+    cut,
+)
 
 Command = TypeVar("Command")
 Answer = TypeVar("Answer")
@@ -28,8 +36,6 @@ Command_contra = TypeVar("Command_contra", contravariant=True)
 Answer_co = TypeVar("Answer_co", covariant=True)
 
 _log = logging.getLogger(__name__)
-
-READ_ONLY_TRANSACTION = "25006"  # a standby that is not, or is no longer, the primary
 
 
 class LedgerAwayError(StoreAwayError):
@@ -303,6 +309,9 @@ class Lane(Generic[Command, Answer]):
                 await asyncio.wait({task}, timeout=self._config.retry_pause_max_s)
                 await self._disconnect()
             return await _result(task)
+        except ReadOnlyError:
+            await self._disconnect()  # another server may have taken over by now
+            raise
         finally:
             if conn.closed:
                 await self._disconnect()
@@ -349,7 +358,7 @@ async def _result(task: asyncio.Task[Result]) -> Result:
         return await task
     except psycopg.errors.LockNotAvailable:
         raise
-    except psycopg.Error as error:
-        if isinstance(error, OPERATIONAL) or error.sqlstate == READ_ONLY_TRANSACTION:
-            raise StoreAwayError(str(error)) from error
-        raise
+    except psycopg.errors.ReadOnlySqlTransaction as error:
+        raise ReadOnlyError(str(error)) from error
+    except OPERATIONAL as error:
+        raise StoreAwayError(str(error)) from error

@@ -21,6 +21,8 @@ from psycopg_pool import AsyncConnectionPool
 
 Connection: TypeAlias = psycopg.AsyncConnection[tuple[Any, ...]]
 
+CANCEL_TIMEOUT_S = 1.0  # for the server to hear that nobody waits for its answer any more
+
 # What happens in operation. The timeouts end a session by an error of another family.
 OPERATIONAL = (
     psycopg.OperationalError,
@@ -31,6 +33,10 @@ OPERATIONAL = (
 
 class StoreAwayError(Exception):
     """Postgres could not be reached, or did not answer within its bound. Try again later."""
+
+
+class ReadOnlyError(StoreAwayError):
+    """The server takes no writes: a standby, or one that has lost its place to another."""
 
 
 class PostgresConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +53,18 @@ class PostgresConfig(msgspec.Struct, frozen=True, kw_only=True):
     transaction_timeout_s: float = 15.0  # a whole `transaction()` or `connection()` block
 
 
+class _Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
+    """Leaves a server that does not answer: its caller may be cancelled and must not wait."""
+
+    async def cancel_safe(self, *, timeout: float = CANCEL_TIMEOUT_S) -> None:  # noqa: ASYNC109 - psycopg's
+        """Ask the server to stop; else cut the connection."""
+        try:
+            await super().cancel_safe(timeout=min(timeout, CANCEL_TIMEOUT_S))
+        except psycopg.Error:
+            cut(self)
+            raise
+
+
 class Postgres:
     """A pool. A connection that the server has closed is noticed when taken, at no round trip."""
 
@@ -54,7 +72,7 @@ class Postgres:
         self._config = config
         self.pool: AsyncConnectionPool[Connection] = AsyncConnectionPool(
             conninfo(config, read_only=True),
-            connection_class=psycopg.AsyncConnection[tuple[Any, ...]],
+            connection_class=_Connection,
             kwargs={"autocommit": True},
             min_size=config.connections_min,
             max_size=config.connections_max,
@@ -84,8 +102,14 @@ class Postgres:
         Raises:
             StoreAwayError: Whether the transaction committed is then unknown.
         """
-        async with self.connection() as conn, conn.transaction():
-            yield conn
+        async with self.connection() as conn:
+            try:
+                await _require_primary(conn)
+                async with conn.transaction():
+                    yield conn
+            except (ReadOnlyError, psycopg.errors.ReadOnlySqlTransaction) as error:
+                await conn.close()  # the next one may lead to the server that took over
+                raise ReadOnlyError(str(error)) from error
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
@@ -126,8 +150,13 @@ async def connect(config: PostgresConfig, *, options: dict[str, str] | None = No
     """
     try:
         async with asyncio.timeout(config.connect_timeout_s):
-            return await psycopg.AsyncConnection.connect(
-                conninfo(config, read_only=False, options=options or {}), autocommit=True
+            return await _Connection.connect(
+                # A standby is as good as nobody.
+                make_conninfo(
+                    conninfo(config, read_only=False, options=options or {}),
+                    target_session_attrs="primary",
+                ),
+                autocommit=True,
             )
     except (TimeoutError, *OPERATIONAL) as error:
         raise StoreAwayError(str(error)) from error
@@ -170,6 +199,21 @@ def cut(conn: Connection) -> None:
     if not conn.closed:
         with socket.socket(fileno=os.dup(conn.fileno())) as wire:
             wire.shutdown(socket.SHUT_RDWR)
+
+
+async def _require_primary(conn: Connection) -> None:
+    """Raises ReadOnlyError.
+
+    A standby says so when connected to; that it was promoted, it says with its next answer.
+    """
+    if _is_standby(conn):
+        await conn.execute("SELECT")
+        if _is_standby(conn):
+            raise ReadOnlyError("this server is a standby")
+
+
+def _is_standby(conn: Connection) -> bool:
+    return conn.info.parameter_status("in_hot_standby") == "on"
 
 
 def _is_hung_up(conn: Connection) -> bool:

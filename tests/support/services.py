@@ -105,10 +105,12 @@ class Running:
 
 
 class PostgresServer:
-    """A running cluster that hands out databases."""
+    """A running cluster that hands out databases. `options` are settings of the server."""
 
-    def __init__(self, directory: Path) -> None:
-        self.embedded = EmbeddedPostgres(directory=directory, port=free_port(), options=FAST)
+    def __init__(self, directory: Path, **options: str) -> None:
+        self.embedded = EmbeddedPostgres(
+            directory=directory, port=free_port(), options=FAST | options
+        )
         self.embedded.prepare()
         self.running = Running(self.embedded.spec(), directory / "log", self._answers)
 
