@@ -68,8 +68,8 @@ class Spool:
 
     def open(self) -> None:
         """Make and lock the folder. Raises OSError."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        lock = _lock(self._folder)
+        self._root.mkdir(parents=True, exist_ok=True)
+        lock = _lock(self._folder) if self._folder.exists() else _make_locked(self._folder)
         if lock is None:
             raise OSError(f"{self._folder} is in use by another process")
         self._lock_file = lock
@@ -144,11 +144,11 @@ class Spool:
         """Replay and remove what dead incarnations left in the same root. Returns how many."""
         count = 0
         for folder in sorted(self._root.iterdir()):
-            if folder == self._folder or not folder.is_dir():
+            if folder == self._folder or folder.name.startswith(".") or not folder.is_dir():
                 continue
             lock = _lock(folder)
             if lock is None:
-                continue  # its owner lives
+                continue  # its owner lives, or another has adopted it
             try:
                 for path in sorted(folder.glob(f"*{SUFFIX}")):
                     count += await _replay_file(path, apply)
@@ -277,8 +277,21 @@ def _tell(batch: list[tuple[bytes, asyncio.Future[None]]], error: SpoolError | N
             written.set_exception(error)
 
 
+def _make_locked(folder: Path) -> int | None:
+    """Seen by its name only once it is locked: else another would adopt and remove it."""
+    hidden = folder.with_name(f".{folder.name}")
+    hidden.mkdir(exist_ok=True)
+    lock = _lock(hidden)
+    if lock is not None:
+        hidden.rename(folder)
+    return lock
+
+
 def _lock(folder: Path) -> int | None:
-    file = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        file = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
+    except FileNotFoundError:
+        return None  # the folder has just been removed
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -114,6 +115,36 @@ async def test_a_later_incarnation_adopts_what_a_dead_one_left(tmp_path: Path) -
     assert names(tmp_path) == ["gw_alive", "gw_new"]
     await alive.close()
     await spool.close()
+
+
+# Does as `adopt` does, as fast as it can; folders that it could lock are told.
+ADOPTER = """
+import fcntl, os, sys
+for number in range(int(sys.argv[2])):
+    path = f"{sys.argv[1]}/gw_{number}/lock"
+    while True:
+        try:
+            file = os.open(path, os.O_RDWR | os.O_CREAT)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            continue
+        except BlockingIOError:
+            break
+        print(path)
+        break
+"""
+
+
+async def test_a_spool_that_opens_is_never_taken_for_a_dead_one(tmp_path: Path) -> None:
+    adopter = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", ADOPTER, str(tmp_path), "100"), stdout=asyncio.subprocess.PIPE
+    )
+    await asyncio.sleep(0.1)
+    spools = [a_spool(tmp_path, f"gw_{number}") for number in range(100)]
+    taken, _ = await adopter.communicate()
+    assert taken == b""
+    for spool in spools:
+        await spool.close()
 
 
 async def test_a_torn_last_record_is_tolerated_at_every_byte(tmp_path: Path) -> None:
