@@ -19,7 +19,7 @@ WINDOW_MS_MAX = 3_600_000
 
 
 class Kind(StrEnum):
-    """What does not agree. The first two can be recounted; the rest are for a person."""
+    """What does not agree. The first can be recounted; the rest are for a person."""
 
     UNCOUNTED = "uncounted"  # a usage row and its witnesses: a word was heard and not counted
     MISBILLED = "misbilled"  # a bill and the policy of its end cause
@@ -49,10 +49,11 @@ REQUEST_KINDS = frozenset(
         Kind.UNCONFIRMED,
     }
 )
+# What entries have posted is asked only of what is about to be recounted.
+LOOKED_FOR = REQUEST_KINDS - {Kind.MISPOSTED}
 ACCOUNT_KINDS = frozenset({Kind.BALANCE, Kind.HELD})
 # Seen whole in every round, for their tables are small.
 STATE_KINDS = frozenset({Kind.OPEN_TOO_LONG, Kind.SPOOL, Kind.REFUSED_WORDS})
-RECOUNTABLE = frozenset({Kind.UNCOUNTED, Kind.MISBILLED})
 # That it is not found any more says nothing: what was refused is on some disk.
 LASTING = frozenset({Kind.CHAIN, Kind.REFUSED_WORDS})
 
