@@ -22,11 +22,12 @@ import uvloop
 
 from benchmarks.ledger_load import POOL, PRICE, WAYS, Pair, Way, drive
 from benchmarks.own_postgres import SETTINGS, own_postgres
+from core.pricing import ListedPrice
 from store import migrate
 from store.accounts import open_account
 from store.ledger_audit import audit
 from store.postgres import Postgres, PostgresConfig
-from store.prices import ListedPrice, seed_prices
+from store.prices import seed_prices
 
 TENANTS = 1_000
 CONCURRENT = 128

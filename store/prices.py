@@ -3,18 +3,21 @@
 Usage rows name the version they were priced at, so that a later price changes no past bill.
 """
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
+import psycopg
 
 from core.money import Price
-from core.pricing import ListedPrice
+from core.pricing import ListedPrice, PriceTable
 from store.changes import next_change
 from store.postgres import Connection
 from store.queries import load
 from store.rows import struct_row
 
-__all__ = ["ListedPrice"]
+_SCOPE = ("book", "model", "tier", "service_class", "effective_ms")
 
 _sql = load("prices")
 
@@ -28,25 +31,6 @@ class PriceBook(msgspec.Struct, frozen=True, kw_only=True):
 
 class PriceConflictError(Exception):
     """Another version stands where this one was to be."""
-
-
-class _PriceRow(Price, frozen=True, kw_only=True):
-    book: str
-    model: str
-    tier: str
-    service_class: str
-    effective_ms: int
-
-    def listed(self) -> ListedPrice:
-        rates = {name: getattr(self, name) for name in Price.__struct_fields__}
-        return ListedPrice(
-            book=self.book,
-            model=self.model,
-            tier=self.tier,
-            service_class=self.service_class,
-            effective_ms=self.effective_ms,
-            price=Price(**rates),
-        )
 
 
 async def seed_prices(conn: Connection, prices: Sequence[ListedPrice]) -> None:
@@ -109,9 +93,12 @@ async def price_list(
     return await _listed(conn, "price_list", wanted)
 
 
-async def prices_in_view(conn: Connection, region: str) -> list[ListedPrice]:
+async def prices_in_view(conn: Connection, region: str) -> PriceTable:
     """Of the models that a region serves: what is in force, was an hour ago, or is to come."""
-    return await _listed(conn, "prices_in_view", {"region": region})
+    cursor = await conn.execute(_sql["prices_in_view"], {"region": region})
+    rows = await cursor.fetchall()
+    # There may be tens of thousands, and tokens are on their way meanwhile.
+    return await asyncio.to_thread(lambda: PriceTable(_versions(_columns(cursor), rows)))
 
 
 async def create_book(conn: Connection, book: PriceBook) -> bool:
@@ -130,9 +117,8 @@ async def price_books_page(conn: Connection, *, after: str = "", limit: int) -> 
 async def _listed(
     conn: Connection, statement: str, parameters: Mapping[str, object]
 ) -> list[ListedPrice]:
-    async with conn.cursor(row_factory=struct_row(_PriceRow)) as cursor:
-        await cursor.execute(_sql[statement], parameters)
-        return [row.listed() for row in await cursor.fetchall()]
+    cursor = await conn.execute(_sql[statement], parameters)
+    return _versions(_columns(cursor), await cursor.fetchall())
 
 
 async def _one(
@@ -140,3 +126,17 @@ async def _one(
 ) -> ListedPrice | None:
     found = await _listed(conn, statement, parameters)
     return found[0] if found else None
+
+
+def _columns(cursor: psycopg.AsyncCursor[tuple[Any, ...]]) -> list[str]:
+    return [column.name for column in cursor.description or ()]
+
+
+def _versions(columns: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> list[ListedPrice]:
+    """A row holds what a version is for, and then the version itself."""
+    versions = []
+    for values in rows:
+        rates = dict(zip(columns, values, strict=True))
+        scope = {name: rates.pop(name) for name in _SCOPE}
+        versions.append(msgspec.convert({**scope, "price": rates}, ListedPrice))
+    return versions

@@ -8,7 +8,6 @@ Nothing here decides; a lost replica is in the view, as not ready.
 import msgspec
 
 from core.ids import pool_id
-from core.pricing import PriceTable
 from core.registry import RoutingView, ServedModel
 from core.tickets import ReplicaView
 from store.changes import current_change
@@ -43,7 +42,7 @@ async def routing_view(
     if last is not None and last.version == version:
         prices = last.prices
     else:
-        prices = PriceTable(await prices_in_view(conn, region))
+        prices = await prices_in_view(conn, region)
     async with conn.cursor(row_factory=struct_row(_ModelRow)) as cursor:
         await cursor.execute(_sql["served_models"], {"region": region})
         models = tuple(_served(row, region) for row in await cursor.fetchall())

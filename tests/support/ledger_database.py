@@ -3,11 +3,12 @@
 import secrets
 from typing import Any
 
+from core.pricing import ListedPrice
 from store.accounts import open_account
 from store.group_commit import GroupCommitConfig
 from store.ledger import Ledger
 from store.postgres import Postgres, PostgresConfig
-from store.prices import ListedPrice, seed_prices
+from store.prices import seed_prices
 from tests.support.ledger_commands import PRICES
 
 

@@ -8,10 +8,11 @@ from typing import Any
 from core.fleet import Beat, Capacity, Register, ReplicaState
 from core.ids import ENTROPY_BYTES, tenant_id
 from core.money import Price
+from core.pricing import ListedPrice
 from core.tickets import Limits
 from store import registry, tenants
 from store.postgres import Connection, Postgres, PostgresConfig
-from store.prices import ListedPrice, seed_prices
+from store.prices import seed_prices
 
 
 @asynccontextmanager
