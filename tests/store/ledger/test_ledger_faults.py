@@ -187,11 +187,24 @@ def heard(proxy: FaultProxy, sqlstate: bytes) -> Trap:
 LOCK = "SELECT FROM accounts WHERE tenant_id = %s FOR UPDATE"
 
 
+async def it_waits_for_a_lock(pg: Postgres) -> None:
+    async with asyncio.timeout(5):
+        while True:
+            async with pg.connection() as conn:
+                cursor = await conn.execute(
+                    "SELECT FROM pg_stat_activity WHERE datname = current_database()"
+                    " AND application_name = 'impatient' AND wait_event_type = 'Lock'"
+                )
+                if await cursor.fetchall():
+                    return
+            await asyncio.sleep(0.01)
+
+
 async def test_a_deadlock_with_another_session_is_tried_again(postgres_url, proxy, pg):
     first, second = sorted([await a_tenant(pg), await a_tenant(pg)])
     # So patient with locks that it gets into the deadlock; and the first to look for one.
     ledger = an_impatient_ledger(
-        proxy.via(f"{postgres_url}?options=-c%20deadlock_timeout%3D150ms"), lock_timeout_ms=2_000
+        proxy.via(f"{postgres_url}?options=-c%20deadlock_timeout%3D500ms"), lock_timeout_ms=2_000
     )
     await ledger.reserve(a_reserve(f"{first}_1", tenant_id=first))
     told = heard(proxy, b"40P01")
@@ -202,9 +215,9 @@ async def test_a_deadlock_with_another_session_is_tried_again(postgres_url, prox
         ledger.settle(a_settle(f"{first}_1", tenant_id=first)),
         ledger.reserve(a_reserve(f"{second}_1", tenant_id=second)),
     )
-    await asyncio.sleep(0.05)  # the ledger has the first now, and waits for the second
+    await it_waits_for_a_lock(pg)  # for the second: it has the first already
     await other.execute(LOCK, (first,))  # granted once the ledger has given way
-    assert told.sprung.is_set()
+    await asyncio.wait_for(told.sprung.wait(), 5)
     await other.rollback()
     settled, held = await batch
     assert (settled.billed_micro, held) == (50, Reserved(reserved_micro=100))
@@ -225,7 +238,7 @@ async def test_a_serialization_failure_is_tried_again(postgres_url, proxy, pg):
     other = await psycopg.AsyncConnection.connect(postgres_url)
     await other.execute("UPDATE accounts SET hard_cap_micro = NULL WHERE tenant_id = %s", (tenant,))
     request = asyncio.create_task(one_request(ledger, tenant, f"{tenant}_2"))
-    await asyncio.sleep(0.05)  # it waits for the row as it was when it began
+    await it_waits_for_a_lock(pg)  # on the row as it was when it began
     await other.commit()
     assert await request == 0
     assert told.sprung.is_set()
