@@ -13,8 +13,11 @@ import logging
 import os
 import shutil
 import zlib
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -38,9 +41,22 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     settle: Settle | None = None
     witness: Witness | None = None
 
+    @property
+    def request_id(self) -> str:
+        """Which request it is about."""
+        word = self.reserve or self.settle or self.witness
+        assert word is not None
+        return word.request_id
+
 
 class SpoolError(Exception):
     """The record is not on disk: the spool is full, or the disk refused."""
+
+
+class _Pending(NamedTuple):
+    data: bytes
+    request_id: str
+    written: asyncio.Future[None]
 
 
 Apply = Callable[[Sequence[Record]], Awaitable[None]]
@@ -61,10 +77,13 @@ class Spool:
         self._file = -1
         self._segment = 0
         self._sizes: dict[int, int] = {}  # bytes by segment
-        self._pending: list[tuple[bytes, asyncio.Future[None]]] = []
+        self._requests: dict[int, list[str]] = {}  # each record's, by segment
+        self._held: Counter[str] = Counter()  # records by request, those being written too
+        self._pending: list[_Pending] = []
         self._pending_bytes = 0
         self._writer: asyncio.Task[None] | None = None
         self._setting_aside = asyncio.Lock()
+        self.adopted: set[str] = set()  # dead incarnations of which nothing is left
 
     def open(self) -> None:
         """Make and lock the folder. Raises OSError."""
@@ -79,9 +98,7 @@ class Spool:
         """Finish writing. An empty spool leaves nothing behind."""
         if self._writer is not None:
             await self._writer
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        self._end_segment()
         if not self._sizes:
             shutil.rmtree(self._folder, ignore_errors=True)
         os.close(self._lock_file)
@@ -101,6 +118,10 @@ class Spool:
         """Two thirds are kept for the ends of requests already accepted, which say more."""
         return self.size_bytes < self._bytes_max // 3
 
+    def holds(self, request_id: str) -> bool:
+        """Whether words about this request wait here: a later one must not overtake them."""
+        return request_id in self._held
+
     async def append(self, record: Record) -> None:
         """Returns when it is on disk. Raises SpoolError."""
         body = _encoder.encode(record)
@@ -109,8 +130,9 @@ class Spool:
         if self.size_bytes + len(data) > self._bytes_max:
             raise SpoolError(f"the spool holds its {self._bytes_max} bytes")
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._pending.append((data, written))
+        self._pending.append(_Pending(data, record.request_id, written))
         self._pending_bytes += len(data)
+        self._held[record.request_id] += 1
         if self._writer is None:
             self._writer = asyncio.create_task(self._write_pending())
         await written
@@ -138,6 +160,7 @@ class Spool:
             path = self._path(segment)
             count += await _replay_file(path, apply)
             del self._sizes[segment]
+            self._forget(self._requests.pop(segment))
         return count
 
     async def adopt(self, apply: Apply) -> int:
@@ -154,6 +177,7 @@ class Spool:
                     count += await _replay_file(path, apply)
                 if not any(folder.glob(f"*{UNREADABLE_SUFFIX}")):
                     shutil.rmtree(folder, ignore_errors=True)
+                    self.adopted.add(folder.name)
             finally:
                 os.close(lock)
         return count
@@ -162,31 +186,47 @@ class Spool:
         """One write and one fsync for all that came while the last was under way."""
         while self._pending:
             batch, self._pending = self._pending, []
-            data = b"".join(piece for piece, _ in batch)
             try:
-                await self._write_batch(data)
+                await self._write_batch(batch)
             except OSError as error:
+                self._forget([pending.request_id for pending in batch])
                 _tell(batch, SpoolError(f"the spool cannot be written: {error}"))
             else:
                 _tell(batch, None)
         self._writer = None
 
-    async def _write_batch(self, data: bytes) -> None:
+    async def _write_batch(self, batch: list[_Pending]) -> None:
+        data = b"".join(pending.data for pending in batch)
         try:
             if self._file < 0:
+                self._file = await asyncio.to_thread(_create, self._path(self._segment + 1))
                 self._segment += 1
-                self._file = await asyncio.to_thread(_create, self._path(self._segment))
                 self._sizes[self._segment] = 0
+                self._requests[self._segment] = []
             await asyncio.to_thread(_write, self._file, data)
+        except OSError:
+            self._end_segment()  # whatever is at its end now, nothing shall come after it
+            raise
         finally:
             self._pending_bytes -= len(data)
         self._sizes[self._segment] += len(data)
+        self._requests[self._segment] += [pending.request_id for pending in batch]
+
+    def _end_segment(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _forget(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            self._held[request_id] -= 1
+            if not self._held[request_id]:
+                del self._held[request_id]
 
     def _rotate(self) -> list[int]:
         """Segments nothing is written to any more, oldest first."""
-        if self._writer is None and self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        if self._writer is None:
+            self._end_segment()
         writing = self._segment if self._writer is not None else None
         return sorted(segment for segment in self._sizes if segment != writing)
 
@@ -241,7 +281,11 @@ def _is_torn_tail(rest: bytes) -> bool:
 
 def _create(path: Path) -> int:
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    _sync_folder(path.parent)
+    try:
+        _sync_folder(path.parent)
+    except OSError:
+        os.close(file)
+        raise
     return file
 
 
@@ -263,18 +307,19 @@ def _write(file: int, data: bytes) -> None:
             view = view[os.write(file, view) :]
         os.fdatasync(file)
     except OSError:
-        os.ftruncate(file, before)  # a half-written record would hide those after it
+        with suppress(OSError):
+            os.ftruncate(file, before)  # its caller is told that it is not kept
         raise
 
 
-def _tell(batch: list[tuple[bytes, asyncio.Future[None]]], error: SpoolError | None) -> None:
-    for _, written in batch:
-        if written.done():
+def _tell(batch: list[_Pending], error: SpoolError | None) -> None:
+    for pending in batch:
+        if pending.written.done():
             continue  # its caller left
         if error is None:
-            written.set_result(None)
+            pending.written.set_result(None)
         else:
-            written.set_exception(error)
+            pending.written.set_exception(error)
 
 
 def _make_locked(folder: Path) -> int | None:

@@ -10,6 +10,7 @@ continuous contact with Postgres: while Postgres was away, nobody could be heard
 Either verdict yields to what a journal or the gateway itself says later (`core.ledger`).
 """
 
+from collections.abc import Collection
 from datetime import datetime
 
 import msgspec
@@ -42,16 +43,41 @@ class SweepReport(msgspec.Struct, frozen=True, kw_only=True):
     gateways: tuple[str, ...] = ()  # the silent ones among those seen
 
 
-async def assert_lease(conn: Connection, gateway_id: str, region: str, lease_ms: int) -> None:
-    """This incarnation is alive. Also how it begins, and how it begins again after a loss."""
-    await conn.execute(
-        _sql["assert_lease"], {"gateway_id": gateway_id, "region": region, "lease_ms": lease_ms}
-    )
+async def assert_lease(
+    conn: Connection,
+    gateway_id: str,
+    region: str,
+    lease_ms: int,
+    *,
+    spool_bytes: int = 0,
+    refused_words: int = 0,
+) -> None:
+    """This incarnation is alive. Also how it begins, and how it begins again after a loss.
+
+    It tells, besides, what waits in its spool and how many of its words the ledger refused.
+    """
+    values = {
+        "gateway_id": gateway_id,
+        "region": region,
+        "lease_ms": lease_ms,
+        "spool_bytes": spool_bytes,
+        "refused_words": refused_words,
+    }
+    await conn.execute(_sql["assert_lease"], values)
 
 
-async def retire_lease(conn: Connection, gateway_id: str) -> None:
-    """This incarnation has stopped, with nothing left open: what is, is swept at once."""
-    await conn.execute(_sql["retire_lease"], {"gateway_id": gateway_id})
+async def retire_lease(conn: Connection, gateway_id: str, *, spool_bytes: int = 0) -> None:
+    """This incarnation has stopped, with nothing left open: what is, is swept at once.
+
+    What it left in its spool waits for another on the same disk.
+    """
+    values = {"gateway_id": gateway_id, "spool_bytes": spool_bytes}
+    await conn.execute(_sql["retire_lease"], values)
+
+
+async def spools_adopted(conn: Connection, gateway_ids: Collection[str]) -> None:
+    """All that these dead incarnations had spooled has been said for them."""
+    await conn.execute(_sql["spools_adopted"], {"gateway_ids": list(gateway_ids)})
 
 
 class Sweeper:

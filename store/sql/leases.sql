@@ -1,13 +1,17 @@
 -- Gateways' leases, and what the sweeper reads. All times are the database's.
 
 -- name: assert_lease
-INSERT INTO gateways (id, region, lease_ms, last_seen)
-VALUES (:gateway_id, :region, :lease_ms, now())
+INSERT INTO gateways (id, region, lease_ms, last_seen, spool_bytes, refused_words)
+VALUES (:gateway_id, :region, :lease_ms, now(), :spool_bytes, :refused_words)
 ON CONFLICT (id) DO UPDATE
-SET last_seen = excluded.last_seen, lease_ms = excluded.lease_ms, retired = false
+SET last_seen = excluded.last_seen, lease_ms = excluded.lease_ms, retired = false,
+    spool_bytes = excluded.spool_bytes, refused_words = excluded.refused_words
 
 -- name: retire_lease
-UPDATE gateways SET retired = true WHERE id = :gateway_id
+UPDATE gateways SET retired = true, spool_bytes = :spool_bytes WHERE id = :gateway_id
+
+-- name: spools_adopted
+UPDATE gateways SET spool_bytes = 0 WHERE id = ANY (:gateway_ids)
 
 -- name: clock
 SELECT now(), pg_postmaster_start_time()

@@ -12,6 +12,7 @@ from core.ids import KeyId
 from core.metering import RequestTimings, Reserve, Settle
 from core.money import EndCause
 from gateway.spool import Record, Spool
+from store.leases import assert_lease
 from store.migrate import upgrade
 from tests.support.gateway_requests import CHAT, a_body, error_of, headers_of, post, text_of
 from tests.support.gateway_world import (
@@ -142,10 +143,19 @@ async def test_a_dead_incarnations_spool_is_adopted(
         await spool.append(Record(reserve=_reserve(world, caller)))
         await spool.append(Record(settle=_settle(caller)))
         os.close(spool._lock_file)
+        async with world.postgres.transaction() as conn:
+            await assert_lease(conn, "gw_dead", "local", 1, spool_bytes=spool.size_bytes)
         await world.start_gateway()
         (row,) = await world.settled(caller, 1)
         assert (row.request_id, row.gateway_id) == ("req_local_dead", "gw_dead")
         assert row.cause is EndCause.CLIENT_CANCELLED
+
+        async def nothing_waits() -> bool:
+            async with world.postgres.connection() as conn:
+                cursor = await conn.execute("SELECT sum(spool_bytes) FROM gateways")
+                return await cursor.fetchone() == (0,)
+
+        await until_answered(nothing_waits)
 
 
 def _reserve(world: World, caller: Caller) -> Reserve:
