@@ -11,6 +11,7 @@ import msgspec
 
 from control_plane.replica_client import ReplicaLoad, Unreachable
 from store.audit import Books, Lease, OpenReservation
+from store.differences import Difference
 from store.dispatch_audit import DispatchAudit
 from store.ledger_audit import LedgerAudit, Violation
 
@@ -61,7 +62,7 @@ def unasked(names: Iterable[str], reason: str) -> list[Item]:
     return [Item(name=name, ok=False, detail=f"could not be checked: {reason}") for name in names]
 
 
-BOOK_ITEMS = ("reservations", "leases", "entries", "metered")
+BOOK_ITEMS = ("reservations", "leases", "entries", "metered", "reconciliation")
 REPLICA_ITEMS = ("kv_blocks", "journals")
 DISPATCH_ITEMS = ("tickets", "dispatcher_accounts")
 
@@ -83,6 +84,7 @@ def book_items(books: Books, rules: Rules) -> list[Item]:
         leases(books.leases),
         _ledger_rules("entries", [v for v in broken if v.rule not in METERED_RULES]),
         _ledger_rules("metered", [v for v in broken if v.rule in METERED_RULES]),
+        reconciliation(books.differences),
     ]
 
 
@@ -115,6 +117,12 @@ def leases(seen: Sequence[Lease]) -> Item:
 def _ledger_rules(name: str, broken: Sequence[Violation]) -> Item:
     faults = [f"{v.rule}: {v.subject} {v.problem}" for v in broken]
     return _item(name, "the ledger's rules hold", faults)
+
+
+def reconciliation(found: Sequence[Difference]) -> Item:
+    """Nothing that the reconciler has told of waits for a person."""
+    faults = [f"{d.kind} {d.subject}: {d.detail} (difference {d.id})" for d in found]
+    return _item("reconciliation", "no difference is open", faults)
 
 
 def lasting(first: LedgerAudit, second: LedgerAudit) -> LedgerAudit:

@@ -6,7 +6,8 @@ never for a dashboard. The ledger's own rules are in `store.ledger_audit`.
 
 import msgspec
 
-from store import ledger_audit
+from store import differences, ledger_audit
+from store.differences import FROM_NEWEST, Difference
 from store.ledger_audit import LedgerAudit
 from store.postgres import Connection
 from store.queries import load
@@ -56,6 +57,7 @@ class Books(msgspec.Struct, frozen=True, kw_only=True):
     oldest: OldestReservation | None
     leases: list[Lease]
     orphans: int  # requests known to witnesses alone
+    differences: list[Difference]  # open ones that the reconciler has told of
 
 
 async def read_books(conn: Connection) -> Books:
@@ -69,6 +71,7 @@ async def read_books(conn: Connection) -> Books:
         oldest=oldest[0] if oldest else None,
         leases=await _rows(conn, "leases", Lease),
         orphans=int(row[0]),
+        differences=await differences.page(conn, before=FROM_NEWEST, limit=ROWS_MAX),
     )
 
 

@@ -246,7 +246,10 @@ FROM moved AS m JOIN place AS p ON p.tenant_id = m.tenant_id
  WHERE r.opened_at <= now() - :request_ms_max * interval '1 millisecond'
  ORDER BY r.opened_at, r.request_id LIMIT :limit)
 UNION ALL
-(SELECT 'spool', g.id, format('%s bytes wait on its disk', g.spool_bytes), 0
+(SELECT 'spool', g.id,
+        format('%s bytes wait on its disk', g.spool_bytes)
+        || CASE WHEN g.retired OR g.last_seen < now() - interval '1 minute'
+                THEN ' for another gateway to be started on it' ELSE '' END, 0
  FROM gateways AS g WHERE g.spool_bytes > 0 ORDER BY g.id LIMIT :limit)
 UNION ALL
 (SELECT 'refused_words', g.id, format('%s words were refused', g.refused_words), g.refused_words

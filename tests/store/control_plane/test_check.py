@@ -23,6 +23,7 @@ ITEMS = [
     "leases",
     "entries",
     "metered",
+    "reconciliation",
     "kv_blocks",
     "journals",
     "tickets",

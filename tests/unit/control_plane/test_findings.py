@@ -28,7 +28,14 @@ def a_ledger(**changes):
 
 
 def books(**changes):
-    fields = {"ledger": a_ledger(), "reservations": [], "oldest": None, "leases": [], "orphans": 0}
+    fields = {
+        "ledger": a_ledger(),
+        "reservations": [],
+        "oldest": None,
+        "leases": [],
+        "orphans": 0,
+        "differences": [],
+    }
     return Books(**(fields | changes))
 
 
