@@ -16,6 +16,8 @@ VersionHash = NewType("VersionHash", str)
 PoolId = NewType("PoolId", str)
 
 ENTROPY_BYTES = 12
+REQUEST_ENTROPY_BYTES = 8
+TIME_MS_MAX = (1 << 48) - 1
 
 
 def tenant_id(entropy: bytes) -> TenantId:
@@ -28,9 +30,15 @@ def key_id(entropy: bytes) -> KeyId:
     return KeyId(f"key_{_hex(entropy)}")
 
 
-def request_id(region: str, entropy: bytes) -> RequestId:
-    """`req_<region>_` and 24 hex digits; ours alone, never taken from a client's header."""
-    return RequestId(f"req_{region}_{_hex(entropy)}")
+def request_id(region: str, entropy: bytes, now_ms: int) -> RequestId:
+    """`req_<region>_` and 28 hex digits: 12 of the Unix millisecond, 16 of entropy.
+
+    Ours alone, never taken from a client's header. Ids made together lie together in an index,
+    and say by themselves in which month their request is kept.
+    """
+    assert len(entropy) == REQUEST_ENTROPY_BYTES, "a request id takes REQUEST_ENTROPY_BYTES bytes"
+    assert 0 <= now_ms <= TIME_MS_MAX
+    return RequestId(f"req_{region}_{now_ms:012x}{entropy.hex()}")
 
 
 def boot_id(entropy: bytes) -> BootId:

@@ -5,7 +5,7 @@
                      └─ expire ────────────► expired      by the sweeper, for a dead gateway
 
 What is billed is a function of the end cause, the witnesses' words and what was asked for
-(`core.money.billable`), whatever order they came in. Under a hard cap it is cut: to what the
+(`core.money.billable`), whatever order they came in. Under a hard limit it is cut: to what the
 request holds when it ends, and afterwards to what it held and to the room that is left, for
 good. What was cut off is metered, and ours to bear.
 
@@ -14,16 +14,22 @@ same words again have no further effect and get the same answer; an id that was 
 refused. Expected refusals are values, tried in the order each function lists them.
 
 Invariants: an account's balances are the fold of its entries, which are numbered without a
-gap and never change. No word takes posted + reserved over a hard cap.
+gap and never change. No word takes posted + reserved over a hard limit. Every change of an
+ended request has an entry, if only of 0.
 """
 
 from collections.abc import Iterable, Mapping
+from datetime import date
 from enum import StrEnum
 from typing import TypeAlias
 
 import msgspec
 
+from core.caps import FOR_GOOD, Cap, Limit, Period, Window, counts, order, posted, window_start
 from core.metering import (
+    Adjust,
+    Adjusted,
+    AdjustmentKind,
     LedgerRefused,
     RequestTimings,
     Reserve,
@@ -35,8 +41,9 @@ from core.metering import (
 )
 from core.money import EndCause, Price, billable, billed_micro
 from core.protocol import Usage
+from core.witnesses import Heard, Said, accepted_tokens, heard_from, merge, metered
 
-LOST_IN_JOURNAL = "lost"  # a journal's word on an attempt that its worker did not live to end
+WindowKey: TypeAlias = tuple[str, str, Period, date]  # tenant, key, period, first day
 
 
 class EntryKind(StrEnum):
@@ -47,15 +54,21 @@ class EntryKind(StrEnum):
     SETTLE = "settle"  # frees the reservation and posts a bill, up to what was reserved
     RELEASE = "release"  # frees it for nothing
     EXPIRE = "expire"  # frees it for nothing, on the sweeper's word
-    OVERAGE = "overage"  # the part of a bill over its reservation, where there is no cap
-    CORRECTION = "correction"  # a witness or the gateway changed a bill already posted
+    OVERAGE = "overage"  # the part of a bill over its reservation, where there is no limit
+    CORRECTION = "correction"  # a witness or the gateway changed a request already ended
+    CREDIT = "credit"  # from here on by an operator, with a reason
+    REFUND = "refund"
+    ADJUSTMENT = "adjustment"
+    REPRICE = "reprice"
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):
     """A tenant's balances in micro-units. `entries` numbers the last entry; 0 is none yet."""
 
     tenant_id: str
-    hard_cap_micro: int | None  # None: post-paid without a cap
+    hard_cap_micro: int | None  # on all that is ever posted and reserved
+    prepaid: bool = False  # whether the credit is a limit too
+    credit_micro: int = 0
     posted_micro: int = 0
     reserved_micro: int = 0
     entries: int = 0
@@ -66,26 +79,17 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
     tenant_id: str
     seq: int  # from 1, without a gap
-    request_id: str
+    request_id: str  # "" where it is about no request
     kind: EntryKind
     reserved_delta_micro: int
     posted_delta_micro: int
+    credit_delta_micro: int = 0
     reserved_micro: int
     posted_micro: int
-
-
-class Heard(msgspec.Struct, frozen=True, kw_only=True):
-    """All that one source has said of one attempt."""
-
-    usage: Usage
-    exact: bool = False  # a journal's own last word: nothing overrules it
-    final: bool = False
-    cause: str = ""
-    replica_id: str = ""
-    at_ms: int = 0
-
-
-Said: TypeAlias = tuple[int, str, Heard]  # about an attempt, by a source
+    credit_micro: int = 0
+    adjustment_id: str = ""  # this and the next two: of an operator's
+    reason: str = ""
+    author: str = ""
 
 
 class Expire(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +103,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """An accepted request: what it asked, what it holds, and how it ended."""
 
     asked: Reserve
+    day: date  # UTC, when it was reserved: which windows it counts in
     reserved_micro: int  # in all, top-ups included; held while `cause` is None
     cause: EndCause | None = None
     provisional: bool = False  # the sweeper's word, which yields to the gateway's
@@ -106,24 +111,35 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     accepted_tokens: int = 0  # of the metered output, as far as the gateway has said
     attempts: int = 0  # the highest number heard of
     billed_micro: int = 0
-    bill_limit_micro: int | None = None  # what a hard cap has cut the bill to, for good
+    adjusted_micro: int = 0  # by refunds and repricings: what it costs is the sum of the two
+    bill_limit_micro: int | None = None  # what a hard limit has cut the bill to, for good
     delivered_tokens: int = 0
     timings: RequestTimings = RequestTimings()
     ended_ms: int = 0
+
+    @property
+    def net_micro(self) -> int:
+        """What the tenant pays for it in the end."""
+        return self.billed_micro + self.adjusted_micro
 
 
 class Book:
     """Every account and request. The simulator's ledger; a second opinion for the tests.
 
-    Commands come one at a time. A batch in `store` is some order of its commands.
+    Commands come one at a time. A batch in `store` is some order of its commands. `today` is
+    the day of the database's clock.
     """
 
-    def __init__(self, prices: Iterable[Price]) -> None:
+    def __init__(self, prices: Iterable[Price], *, today: date = FOR_GOOD) -> None:
         self.prices: Mapping[str, Price] = {price.id: price for price in prices}
+        self.today = today
         self.accounts: dict[str, Account] = {}
+        self.caps: dict[tuple[str, str, Period], Cap] = {}
+        self.windows: dict[WindowKey, Window] = {}
         self.entries: list[Entry] = []
         self.rows: dict[str, Row] = {}
         self.refusals: dict[str, LedgerRefused] = {}
+        self.adjusted: dict[str, tuple[Adjust, Adjusted]] = {}
         self.heard: dict[tuple[str, int, str], Heard] = {}  # by request, attempt, source
 
     def open_account(self, tenant_id: str, hard_cap_micro: int | None) -> None:
@@ -132,22 +148,58 @@ class Book:
             tenant_id, Account(tenant_id=tenant_id, hard_cap_micro=hard_cap_micro)
         )
 
-    def set_hard_cap(self, tenant_id: str, hard_cap_micro: int | None) -> None:
+    def set_terms(
+        self, tenant_id: str, *, hard_cap_micro: int | None, prepaid: bool = False
+    ) -> None:
         """The operator's word: it refuses what is new, and changes nothing else.
 
-        A cap may be set under what is posted and reserved: then that only falls, until there
+        A limit may be set under what is posted and reserved: then that only falls, until there
         is room again.
         """
-        account = self.accounts[tenant_id]
-        self.accounts[tenant_id] = msgspec.structs.replace(account, hard_cap_micro=hard_cap_micro)
+        self.accounts[tenant_id] = msgspec.structs.replace(
+            self.accounts[tenant_id], hard_cap_micro=hard_cap_micro, prepaid=prepaid
+        )
+
+    def set_cap(
+        self,
+        tenant_id: str,
+        key_id: str,
+        period: Period,
+        *,
+        soft_micro: int | None,
+        hard_micro: int | None,
+    ) -> None:
+        """A new one counts from its current window on, with all that is in it already."""
+        place = (tenant_id, key_id, period)
+        before = self.caps.get(place)
+        cap = Cap(
+            tenant_id=tenant_id,
+            key_id=key_id,
+            period=period,
+            soft_micro=soft_micro,
+            hard_micro=hard_micro,
+            since=self.today if before is None else before.since,
+        )
+        self.caps[place] = cap
+        window = (*place, window_start(period, self.today))
+        if before is None:
+            self.windows[window] = self._counted(cap)
+        elif window in self.windows:
+            self.windows[window] = posted(self.windows[window], cap, reserved=0, posted=0)
+
+    def remove_cap(self, tenant_id: str, key_id: str, period: Period) -> None:
+        """Its counters go with it."""
+        place = (tenant_id, key_id, period)
+        self.caps.pop(place, None)
+        self.windows = {at: window for at, window in self.windows.items() if at[:3] != place}
 
     def reserve(self, asked: Reserve) -> Reserved | LedgerRefused:
-        """Hold the amount. The same words again are answered with what the request now holds.
+        """Hold the amount, or what there is room for. The same words again: what it now holds.
 
         Refused in this order: id_reused, what it was refused before, no_account, no_price,
         hard_cap. The last three are remembered for the id.
         """
-        assert asked.amount_micro >= 0
+        assert 0 <= floor_micro(asked.floor_micro, asked.amount_micro) <= asked.amount_micro
         row = self.rows.get(asked.request_id)
         if row is not None:
             if row.asked != asked:
@@ -156,28 +208,31 @@ class Book:
         before = self.refusals.get(asked.request_id)
         if before is not None:
             return before
-        refused = self._refuses(asked)
-        if refused is not None:
-            self.refusals[asked.request_id] = refused
-            return refused
-        self.rows[asked.request_id] = Row(asked=asked, reserved_micro=asked.amount_micro)
-        self._post(asked, EntryKind.RESERVE, reserved=asked.amount_micro)
-        return Reserved(reserved_micro=asked.amount_micro)
+        held = self._allowed(asked)
+        if isinstance(held, LedgerRefused):
+            self.refusals[asked.request_id] = held
+            return held
+        row = Row(asked=asked, day=self.today, reserved_micro=held)
+        self.rows[asked.request_id] = row
+        self._post(row, EntryKind.RESERVE, reserved=held)
+        return Reserved(reserved_micro=held)
 
     def top_up(self, more: TopUp) -> Reserved | LedgerRefused:
         """Refused in this order: not_open, hard_cap. Never lowers a reservation."""
         row = self._row(more.request_id, more.tenant_id)
         if row is None or row.cause is not None:
             return LedgerRefused(reason="not_open")
-        extra = more.total_micro - row.reserved_micro
-        if extra <= 0:
-            return Reserved(reserved_micro=row.reserved_micro)
-        refused = over_cap(self.accounts[more.tenant_id], extra)
-        if refused is not None:
-            return refused
-        self._keep(row, reserved_micro=more.total_micro)
-        self._post(row.asked, EntryKind.TOP_UP, reserved=extra)
-        return Reserved(reserved_micro=more.total_micro)
+        held = row.reserved_micro
+        if more.total_micro <= held:
+            return Reserved(reserved_micro=held)
+        floor = max(0, floor_micro(more.floor_micro, more.total_micro) - held)
+        extra = granted_micro(self._limits(row), more.total_micro - held, floor)
+        if isinstance(extra, LedgerRefused):
+            return extra
+        if extra > 0:
+            row = self._keep(row, reserved_micro=held + extra)
+            self._post(row, EntryKind.TOP_UP, reserved=extra)
+        return Reserved(reserved_micro=held + extra)
 
     def settle(self, word: Settle) -> Settled | LedgerRefused:
         """The gateway's word: fixes the cause unless an earlier one of its words has.
@@ -193,8 +248,7 @@ class Book:
             self._hear(word.request_id, said.attempt, "gateway", heard)
         if row.cause is not None and not row.provisional:
             return self._close(row, row.cause)
-        was_open = row.cause is None
-        row = self._keep(
+        changed = self._keep(
             row,
             cause=word.cause,
             provisional=False,
@@ -202,7 +256,8 @@ class Book:
             timings=word.timings,
             ended_ms=word.ended_ms,
         )
-        return self._close(row, word.cause, freeing=EntryKind.RELEASE if was_open else None)
+        freeing = EntryKind.RELEASE if row.cause is None else None
+        return self._close(row, word.cause, ended=changed, freeing=freeing)
 
     def expire(self, word: Expire) -> Settled | LedgerRefused:
         """The sweeper's word, provisional: LOST if any witness heard of work, else NOT_STARTED.
@@ -210,13 +265,11 @@ class Book:
         Refused: not_open. A request that has ended stays as it ended.
         """
         row = self.rows.get(word.request_id)
-        if row is None:
+        if row is None or row.cause is not None:
             return LedgerRefused(reason="not_open")
-        if row.cause is not None:
-            return self._close(row, row.cause)
         cause = provisional_cause(metered(self._said(word.request_id)))
-        row = self._keep(row, cause=cause, provisional=True, ended_ms=word.ended_ms)
-        return self._close(row, cause, freeing=EntryKind.EXPIRE)
+        changed = self._keep(row, cause=cause, provisional=True, ended_ms=word.ended_ms)
+        return self._close(row, cause, ended=changed, freeing=EntryKind.EXPIRE)
 
     def reconcile(self, witness: Witness) -> Settled | None:
         """Take a witness's totals and post what they change.
@@ -230,16 +283,108 @@ class Book:
         cause = row.cause
         if row.provisional:
             cause = provisional_cause(metered(self._said(witness.request_id)))
-            row = self._keep(row, cause=cause)
-        return self._close(row, cause)
+        return self._close(row, cause, ended=self._keep(row, cause=cause))
 
-    def _refuses(self, asked: Reserve) -> LedgerRefused | None:
+    def adjust(self, word: Adjust) -> Adjusted | LedgerRefused:
+        """An operator's word. Refused in this order: id_reused, no_account, then by its kind.
+
+        A credit: too_much, where it would leave less than a prepaid account has used. A refund:
+        no_request (unknown or still open), too_much. An adjustment: hard_cap. A reprice:
+        no_request, no_price, hard_cap.
+        """
+        before = self.adjusted.get(word.id)
+        if before is not None:
+            return before[1] if before[0] == word else LedgerRefused(reason="id_reused")
+        account = self.accounts.get(word.tenant_id)
+        if account is None:
+            return LedgerRefused(reason="no_account")
+        delta = self._adjustable(account, word)
+        if isinstance(delta, LedgerRefused):
+            return delta
+        answer = self._enter(word, delta)
+        self.adjusted[word.id] = (word, answer)
+        return answer
+
+    def _adjustable(self, account: Account, word: Adjust) -> int | LedgerRefused:
+        """What it changes, which is done already to the request it is about."""
+        match word.kind:
+            case AdjustmentKind.CREDIT:
+                return self._credit(account, word.amount_micro)
+            case AdjustmentKind.ADJUSTMENT:
+                return self._adjustment(account, word.amount_micro)
+            case AdjustmentKind.REFUND | AdjustmentKind.REPRICE:
+                return self._correct_bill(word)
+
+    def _enter(self, word: Adjust, delta: int) -> Adjusted:
+        is_credit = word.kind is AdjustmentKind.CREDIT
+        account = self._write(
+            word.tenant_id,
+            EntryKind(word.kind.value),
+            request_id=word.request_id,
+            credit=delta if is_credit else 0,
+            posted_micro=0 if is_credit else delta,
+            by=word,
+        )
+        return Adjusted(
+            entry=account.entries,
+            delta_micro=delta,
+            posted_micro=account.posted_micro,
+            credit_micro=account.credit_micro,
+        )
+
+    def _credit(self, account: Account, amount: int) -> int | LedgerRefused:
+        used = account.posted_micro + account.reserved_micro
+        if account.prepaid and amount < 0 and account.credit_micro + amount < used:
+            return LedgerRefused(
+                reason="too_much",
+                limit="credit",
+                reserved_micro=account.reserved_micro,
+                posted_micro=account.posted_micro,
+                hard_cap_micro=account.credit_micro,
+                fits_micro=max(0, account.credit_micro - used),
+            )
+        return amount
+
+    def _adjustment(self, account: Account, amount: int) -> int | LedgerRefused:
+        return granted_micro(account_limits(account), amount, amount) if amount > 0 else amount
+
+    def _correct_bill(self, word: Adjust) -> int | LedgerRefused:
+        row = self._row(word.request_id, word.tenant_id)
+        if row is None or row.cause is None:
+            return LedgerRefused(reason="no_request")
+        delta = (
+            self._refund(row, word)
+            if word.kind is AdjustmentKind.REFUND
+            else self._reprice(row, row.cause, word.price_id)
+        )
+        if isinstance(delta, LedgerRefused):
+            return delta
+        self._keep(row, adjusted_micro=row.adjusted_micro + delta)
+        self._count_in_windows(row, posted_micro=delta)
+        return delta
+
+    def _refund(self, row: Row, word: Adjust) -> int | LedgerRefused:
+        if word.amount_micro > row.net_micro:
+            return LedgerRefused(reason="too_much", fits_micro=max(0, row.net_micro))
+        return -word.amount_micro
+
+    def _reprice(self, row: Row, cause: EndCause, price_id: str) -> int | LedgerRefused:
+        price = self.prices.get(price_id)
+        if price is None:
+            return LedgerRefused(reason="no_price")
+        delta = self._due(row, cause, price) - row.net_micro
+        return granted_micro(self._limits(row), delta, delta) if delta > 0 else delta
+
+    def _allowed(self, asked: Reserve) -> int | LedgerRefused:
+        """How much may be held for it."""
         account = self.accounts.get(asked.tenant_id)
         if account is None:
             return LedgerRefused(reason="no_account")
         if asked.price_id not in self.prices:
             return LedgerRefused(reason="no_price")
-        return over_cap(account, asked.amount_micro)
+        floor = floor_micro(asked.floor_micro, asked.amount_micro)
+        limits = self._limits(Row(asked=asked, day=self.today, reserved_micro=0))
+        return granted_micro(limits, asked.amount_micro, floor)
 
     def _never_reserved(self, word: Settle) -> Settled | LedgerRefused:
         if not is_release(word) or word.request_id in self.rows:
@@ -247,28 +392,32 @@ class Book:
         self.refusals.setdefault(word.request_id, LedgerRefused(reason="not_open"))
         return Settled(billed_micro=0, metered=Usage(), cause=EndCause.NOT_STARTED)
 
-    def _close(self, row: Row, cause: EndCause, *, freeing: EntryKind | None = None) -> Settled:
+    def _close(
+        self,
+        before: Row,
+        cause: EndCause,
+        *,
+        ended: Row | None = None,
+        freeing: EntryKind | None = None,
+    ) -> Settled:
         """Post the difference between the bill as it stands and as it now should be.
 
-        `freeing` says that the reservation is still held, and what freeing it for nothing is
-        called.
+        `ended` is the row with the word's own changes. `freeing` says that the reservation is
+        still held, and what freeing it for nothing is called.
         """
-        asked = row.asked
-        row = self._count(row)
-        due = self._due(row, cause)
-        bill = due
-        if self.accounts[asked.tenant_id].hard_cap_micro is not None:
-            bill = min(due, self._affordable(row, is_open=freeing is not None))
+        row = self._count(ended or before)
+        due = self._due(row, cause, self.prices[row.asked.price_id])
+        bill = min(due, self._affordable(row, due, is_open=freeing is not None))
+        limit = bill if bill < due else row.bill_limit_micro
+        row = self._keep(row, billed_micro=bill, bill_limit_micro=limit)
         if freeing is not None:
             kind = EntryKind.SETTLE if bill > 0 else freeing
             covered = min(bill, row.reserved_micro)
-            self._post(asked, kind, reserved=-row.reserved_micro, posted=covered)
+            self._post(row, kind, reserved=-row.reserved_micro, posted_micro=covered)
             if bill > covered:
-                self._post(asked, EntryKind.OVERAGE, posted=bill - covered)
-        elif bill != row.billed_micro:
-            self._post(asked, EntryKind.CORRECTION, posted=bill - row.billed_micro)
-        limit = bill if bill < due else row.bill_limit_micro
-        self._keep(row, billed_micro=bill, bill_limit_micro=limit)
+                self._post(row, EntryKind.OVERAGE, posted_micro=bill - covered)
+        elif told(row) != told(before):
+            self._post(row, EntryKind.CORRECTION, posted_micro=bill - before.billed_micro)
         return Settled(billed_micro=bill, metered=row.metered, cause=cause)
 
     def _count(self, row: Row) -> Row:
@@ -280,26 +429,70 @@ class Book:
             attempts=max((attempt for attempt, _, _ in said), default=0),
         )
 
-    def _due(self, row: Row, cause: EndCause) -> int:
-        """What the request costs, but for what a hard cap may take off it now."""
+    def _due(self, row: Row, cause: EndCause, price: Price) -> int:
+        """What the request costs, but for what a hard limit may take off it now."""
         usage = billable(
             cause,
             row.metered,
             accepted_tokens=row.accepted_tokens,
             max_tokens=row.asked.max_tokens * row.asked.choices,
         )
-        due = billed_micro(cause, self.prices[row.asked.price_id], usage)
+        due = billed_micro(cause, price, usage)
         return due if row.bill_limit_micro is None else min(due, row.bill_limit_micro)
 
-    def _affordable(self, row: Row, *, is_open: bool) -> int:
-        """The most that a hard cap lets it be billed.
+    def _affordable(self, row: Row, due: int, *, is_open: bool) -> int:
+        """The most that hard limits let it be billed.
 
         A request that has ended holds nothing any more: others may have taken its room.
         """
+        limits = self._limits(row)
+        if not limits:
+            return due
         if is_open:
             return row.reserved_micro
-        room = room_micro(self.accounts[row.asked.tenant_id])
+        room = min(limit.room_micro for limit in limits)
         return max(row.billed_micro, min(row.reserved_micro, row.billed_micro + room))
+
+    def _limits(self, row: Row) -> list[Limit]:
+        """What bounds a request, in the order in which it refuses."""
+        asked = row.asked
+        limits = account_limits(self.accounts[asked.tenant_id])
+        for cap in self._caps_on(row):
+            if cap.hard_micro is not None:
+                window = self.windows.get(_place(cap, row.day), Window())
+                limits.append(
+                    Limit(
+                        name=cap.limit,
+                        cap_micro=cap.hard_micro,
+                        posted_micro=window.posted_micro,
+                        reserved_micro=window.reserved_micro,
+                    )
+                )
+        return limits
+
+    def _caps_on(self, row: Row) -> list[Cap]:
+        return sorted(
+            (
+                cap
+                for cap in self.caps.values()
+                if cap.tenant_id == row.asked.tenant_id
+                and counts(cap, key_id=row.asked.key_id, day=row.day)
+            ),
+            key=order,
+        )
+
+    def _counted(self, cap: Cap) -> Window:
+        """What a new cap's current window holds already."""
+        start = window_start(cap.period, self.today)
+        mine = [
+            row
+            for row in self.rows.values()
+            if row.asked.tenant_id == cap.tenant_id
+            and cap.key_id in ("", row.asked.key_id)
+            and window_start(cap.period, row.day) == start
+        ]
+        held = sum(row.reserved_micro for row in mine if row.cause is None)
+        return posted(Window(), cap, reserved=held, posted=sum(row.net_micro for row in mine))
 
     def _row(self, request_id: str, tenant_id: str) -> Row | None:
         row = self.rows.get(request_id)
@@ -318,27 +511,62 @@ class Book:
     def _said(self, request_id: str) -> list[Said]:
         return [(*key[1:], heard) for key, heard in self.heard.items() if key[0] == request_id]
 
-    def _post(self, asked: Reserve, kind: EntryKind, *, reserved: int = 0, posted: int = 0) -> None:
-        account = self.accounts[asked.tenant_id]
+    def _post(self, row: Row, kind: EntryKind, *, reserved: int = 0, posted_micro: int = 0) -> None:
+        asked = row.asked
+        self._write(
+            asked.tenant_id,
+            kind,
+            request_id=asked.request_id,
+            reserved=reserved,
+            posted_micro=posted_micro,
+        )
+        self._count_in_windows(row, reserved=reserved, posted_micro=posted_micro)
+
+    def _count_in_windows(self, row: Row, *, reserved: int = 0, posted_micro: int = 0) -> None:
+        for cap in self._caps_on(row):
+            place = _place(cap, row.day)
+            self.windows[place] = posted(
+                self.windows.get(place, Window()), cap, reserved=reserved, posted=posted_micro
+            )
+
+    def _write(
+        self,
+        tenant_id: str,
+        kind: EntryKind,
+        *,
+        request_id: str,
+        reserved: int = 0,
+        posted_micro: int = 0,
+        credit: int = 0,
+        by: Adjust | None = None,
+    ) -> Account:
+        account = self.accounts[tenant_id]
         account = msgspec.structs.replace(
             account,
             reserved_micro=account.reserved_micro + reserved,
-            posted_micro=account.posted_micro + posted,
+            posted_micro=account.posted_micro + posted_micro,
+            credit_micro=account.credit_micro + credit,
             entries=account.entries + 1,
         )
-        self.accounts[asked.tenant_id] = account
+        self.accounts[tenant_id] = account
         self.entries.append(
             Entry(
-                tenant_id=asked.tenant_id,
+                tenant_id=tenant_id,
                 seq=account.entries,
-                request_id=asked.request_id,
+                request_id=request_id,
                 kind=kind,
                 reserved_delta_micro=reserved,
-                posted_delta_micro=posted,
+                posted_delta_micro=posted_micro,
+                credit_delta_micro=credit,
                 reserved_micro=account.reserved_micro,
                 posted_micro=account.posted_micro,
+                credit_micro=account.credit_micro,
+                adjustment_id=by.id if by is not None else "",
+                reason=by.reason if by is not None else "",
+                author=by.author if by is not None else "",
             )
         )
+        return account
 
 
 def release(request_id: str, tenant_id: str, ended_ms: int) -> Settle:
@@ -359,22 +587,42 @@ def is_release(word: Settle) -> bool:
     return word.cause is EndCause.NOT_STARTED and not word.attempts
 
 
-def room_micro(account: Account) -> int:
-    """How much more a capped account may hold or be billed; 0 when its cap was lowered under it."""
-    assert account.hard_cap_micro is not None
-    return max(0, account.hard_cap_micro - account.posted_micro - account.reserved_micro)
+def floor_micro(floor: int | None, amount: int) -> int:
+    """The least that will do, of an amount asked for."""
+    return amount if floor is None else floor
 
 
-def over_cap(account: Account, extra_micro: int) -> LedgerRefused | None:
-    """The refusal when holding `extra_micro` more would pass the hard cap."""
-    cap = account.hard_cap_micro
-    if cap is None or account.posted_micro + account.reserved_micro + extra_micro <= cap:
-        return None
+def account_limits(account: Account) -> list[Limit]:
+    """The account's own, caps aside: its credit if it is prepaid, and its lifetime cap."""
+    credit = account.credit_micro if account.prepaid else None
+    return [
+        Limit(
+            name=name,
+            cap_micro=cap,
+            posted_micro=account.posted_micro,
+            reserved_micro=account.reserved_micro,
+        )
+        for name, cap in (("credit", credit), ("account.total", account.hard_cap_micro))
+        if cap is not None
+    ]
+
+
+def granted_micro(limits: list[Limit], wanted: int, floor: int) -> int | LedgerRefused:
+    """How much of `wanted` fits under every limit, if that is `floor` at least.
+
+    Else the first limit in whose way the floor is, and what would have fitted under all.
+    """
+    room = min((limit.room_micro for limit in limits), default=wanted)
+    if room >= floor:
+        return min(wanted, room)
+    first = next(limit for limit in limits if limit.room_micro < floor)
     return LedgerRefused(
         reason="hard_cap",
-        reserved_micro=account.reserved_micro,
-        posted_micro=account.posted_micro,
-        hard_cap_micro=cap,
+        limit=first.name,
+        reserved_micro=first.reserved_micro,
+        posted_micro=first.posted_micro,
+        hard_cap_micro=first.cap_micro,
+        fits_micro=max(0, room),
     )
 
 
@@ -383,85 +631,10 @@ def provisional_cause(usage: Usage) -> EndCause:
     return EndCause.NOT_STARTED if usage == Usage() else EndCause.LOST
 
 
-def heard_from(witness: Witness) -> Heard:
-    """A witness's word.
-
-    Only a journal that saw the end itself is exact: the `lost` that a worker's next life
-    writes is a lower bound, up to one flush behind.
-    """
-    is_journal = witness.source == "journal"
-    return Heard(
-        usage=witness.usage,
-        exact=is_journal and witness.final and witness.cause != LOST_IN_JOURNAL,
-        final=witness.final,
-        cause=witness.cause,
-        replica_id=witness.replica_id,
-        at_ms=witness.at_ms,
-    )
+def told(row: Row) -> tuple[object, ...]:
+    """What a bill, a rollup or a person reads of an ended request: a change of it has an entry."""
+    return row.cause, row.metered, row.accepted_tokens, row.delivered_tokens, row.billed_micro
 
 
-def merge(one: Heard, other: Heard) -> Heard:
-    """What a source has said in all: an exact word replaces the rest, else the highest totals.
-
-    Commutative, associative and idempotent, so that order and repetition do not matter.
-    """
-    if one.exact != other.exact:
-        return one if one.exact else other
-    return Heard(
-        usage=_highest((one.usage, other.usage)),
-        exact=one.exact,
-        final=one.final or other.final,
-        cause=max(one.cause, other.cause),
-        replica_id=max(one.replica_id, other.replica_id),
-        at_ms=max(one.at_ms, other.at_ms),
-    )
-
-
-def metered(said: Iterable[Said]) -> Usage:
-    """A request's totals from all that was said of it.
-
-    Within an attempt: the exact word if there is one, else the highest of each total, for
-    honest witnesses only ever say too little. Over attempts: output tokens add up, since each
-    attempt produces its own; the prompt counts once, from the attempt that read the most of
-    it and, among equals, found the most in cache, so that a retry never costs the tenant more.
-    """
-    totals = _attempt_totals(said).values()
-    prompt, cached = max(((t.prompt_tokens, t.cached_tokens) for t in totals), default=(0, 0))
-    output = sum(total.output_tokens for total in totals)
-    return Usage(prompt_tokens=prompt, cached_tokens=cached, output_tokens=output)
-
-
-def accepted_tokens(said: Iterable[Said]) -> int:
-    """The output that the gateway says it accepted, of each attempt within what was metered.
-
-    An attempt that it does not speak of brought it nothing.
-    """
-    said = list(said)
-    own = {
-        attempt: heard.usage.output_tokens for attempt, source, heard in said if source == "gateway"
-    }
-    return sum(
-        min(own.get(attempt, 0), total.output_tokens)
-        for attempt, total in _attempt_totals(said).items()
-    )
-
-
-def _attempt_totals(said: Iterable[Said]) -> dict[int, Usage]:
-    attempts: dict[int, list[Heard]] = {}
-    for attempt, _, heard in said:
-        attempts.setdefault(attempt, []).append(heard)
-    return {attempt: _attempt_total(words) for attempt, words in attempts.items()}
-
-
-def _attempt_total(words: list[Heard]) -> Usage:
-    exact = [word.usage for word in words if word.exact]
-    return _highest(exact or [word.usage for word in words])
-
-
-def _highest(usages: Iterable[Usage]) -> Usage:
-    usages = list(usages)
-    return Usage(
-        prompt_tokens=max(usage.prompt_tokens for usage in usages),
-        cached_tokens=max(usage.cached_tokens for usage in usages),
-        output_tokens=max(usage.output_tokens for usage in usages),
-    )
+def _place(cap: Cap, day: date) -> WindowKey:
+    return cap.tenant_id, cap.key_id, cap.period, window_start(cap.period, day)

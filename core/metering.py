@@ -4,11 +4,14 @@
     top_up  ──► Reserved | LedgerRefused      hold more, for an answer that is outgrowing it
     settle  ──► Settled                       the end cause and totals: post the bill, free the rest
     reconcile ► Settled                       a witness's absolute totals, any order, any number
+    adjust  ──► Adjusted | LedgerRefused      an operator's credit, refund, adjustment, new price
 
 Two-phase as in TigerBeetle's transfers: a reservation ends in exactly one of settled,
 released, expired. A bill over the reservation is posted as a separate overage entry where
 there is no hard cap, and cut to the reservation where there is one.
 """
+
+from enum import StrEnum
 
 import msgspec
 
@@ -17,13 +20,14 @@ from core.protocol import ServiceClass, Usage
 
 
 class Reserve(msgspec.Struct, frozen=True, kw_only=True):
-    """Hold `amount_micro` and open the request's usage row, in one transaction."""
+    """Hold `amount_micro`, or as much of it as there is room for but at least `floor_micro`."""
 
     request_id: str
     gateway_id: str
     tenant_id: str
     key_id: str
     amount_micro: int
+    floor_micro: int | None = None  # None: all or nothing
     price_id: str
     model: str  # public name asked for
     version: str
@@ -39,26 +43,41 @@ class Reserve(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reserved(msgspec.Struct, frozen=True, kw_only=True):
-    """Held. Reserving the same id with the same fields again answers the same."""
+    """Held: perhaps less than was asked for, where a floor was given.
+
+    The same words again get the same answer.
+    """
 
     reserved_micro: int  # in all, for this request
 
 
 class LedgerRefused(msgspec.Struct, frozen=True, kw_only=True):
-    """Nothing was held. An id that was refused stays refused."""
+    """Nothing was held or changed. An id that was refused a reservation stays refused.
 
-    reason: str  # hard_cap | no_account | no_price | id_reused | not_open | away
-    reserved_micro: int = 0  # of the account, for an explainable message
+    Reasons: hard_cap, no_account, no_price, id_reused, not_open, away; of an operator's command
+    also no_request, too_much. With `hard_cap`, `limit` names the one that stood in the way: credit,
+    account.total, account.day, account.month, key.total, key.day or key.month; the sums are its
+    own, and `fits_micro` is what would have fitted under all of them.
+    """
+
+    reason: str
+    limit: str = ""
+    reserved_micro: int = 0
     posted_micro: int = 0
     hard_cap_micro: int = 0
+    fits_micro: int = 0
 
 
 class TopUp(msgspec.Struct, frozen=True, kw_only=True):
-    """Raise a reservation to `total_micro`: absolute, so repeating it is harmless."""
+    """Raise a reservation to `total_micro`, or as near as there is room, from `floor_micro` on.
+
+    Totals are absolute, so repeating it is harmless.
+    """
 
     request_id: str
     tenant_id: str
     total_micro: int
+    floor_micro: int | None = None  # None: all or nothing
 
 
 class AttemptTotals(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,3 +129,34 @@ class Settled(msgspec.Struct, frozen=True, kw_only=True):
     billed_micro: int
     metered: Usage
     cause: EndCause
+
+
+class AdjustmentKind(StrEnum):
+    """What an operator may do to an account."""
+
+    CREDIT = "credit"  # prepaid money comes in, or goes back
+    REFUND = "refund"  # a request's bill, or part of it, is given back
+    ADJUSTMENT = "adjustment"  # any amount, for or against the tenant
+    REPRICE = "reprice"  # a request as if it had been billed at another price
+
+
+class Adjust(msgspec.Struct, frozen=True, kw_only=True):
+    """An operator's correction. The same id with the same words has one effect."""
+
+    id: str
+    tenant_id: str
+    kind: AdjustmentKind
+    amount_micro: int = 0  # signed; a refund's is above 0, a reprice has none
+    request_id: str = ""  # of a refund or reprice
+    price_id: str = ""  # of a reprice
+    reason: str
+    author: str
+
+
+class Adjusted(msgspec.Struct, frozen=True, kw_only=True):
+    """The entry that was written, and the account's balances after it."""
+
+    entry: int
+    delta_micro: int  # of what is posted; of the credit, for a credit
+    posted_micro: int
+    credit_micro: int

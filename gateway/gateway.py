@@ -29,7 +29,7 @@ from gateway.sources import PostgresSource
 from gateway.spool import Spool
 from gateway.worker_client import WorkerClient, WorkerLimits
 from store.dispatch import Dispatch
-from store.leases import assert_lease, retire_lease
+from store.leases import assert_lease, retire_lease, spools_adopted
 from store.ledger import Ledger
 from store.postgres import Postgres, PostgresConfig, StoreAwayError
 
@@ -90,11 +90,11 @@ class Gateway:
             limits=AuthLimits(stale_s=settings.auth_stale_ms / 1000),
             clock_s=self._clock,
         )
-        await self._first_contact()
         self._ledger = await Ledger.open(settings.database_url)
+        self._books = Books(self._ledger, self._spool)
+        await self._first_contact()
         self._dispatch = Dispatch(settings.redis_url, self.id)
         await self._dispatch.start()
-        self._books = Books(self._ledger, self._spool)
         self.relay = Relay(self._shared())
         self._announce()
         self._start_loops()
@@ -140,7 +140,7 @@ class Gateway:
 
     def new_request_id(self) -> str:
         """A fresh one."""
-        return ids.request_id(self.settings.region, os.urandom(ids.ENTROPY_BYTES))
+        return ids.request_id(self.settings.region, os.urandom(ids.REQUEST_ENTROPY_BYTES), now_ms())
 
     # Opening.
 
@@ -229,14 +229,24 @@ class Gateway:
         await self.auth.poll()
 
     async def _assert_lease(self) -> None:
+        adopted = set(self._spool.adopted)
         async with self._postgres.transaction() as conn:
-            settings = self.settings
-            await assert_lease(conn, self.id, settings.region, settings.lease_ms)
+            await assert_lease(
+                conn,
+                self.id,
+                self.settings.region,
+                self.settings.lease_ms,
+                spool_bytes=self._books.spool_bytes,
+                refused_words=self._books.refused_words,
+            )
+            if adopted:
+                await spools_adopted(conn, adopted)
+        self._spool.adopted -= adopted
 
     async def _retire_lease(self) -> None:
         try:
             async with self._postgres.transaction() as conn:
-                await retire_lease(conn, self.id)
+                await retire_lease(conn, self.id, spool_bytes=self._spool.size_bytes)
         except StoreAwayError:
             _log.warning("the lease could not be retired; the sweeper will see it run out")
 

@@ -1,7 +1,7 @@
 """The ledger as gateways and the control plane use it: commands in, answers out.
 
 Commands go to a lane by their account and share its transactions (`store.group_commit`); the
-rules are `core.ledger`'s, kept by the functions of migration 0002. When Postgres is away each
+rules are `core.ledger`'s, kept by the functions of migration 0004. When Postgres is away each
 call raises LedgerAwayError within its bound. After that a reserve must be repeated or
 released, since it may have been done; repeating any command is safe.
 """
@@ -12,8 +12,11 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from core.ledger import heard_from, release
+from core.ledger import floor_micro, release
 from core.metering import (
+    Adjust,
+    Adjusted,
+    AdjustmentKind,
     LedgerRefused,
     Reserve,
     Reserved,
@@ -24,6 +27,7 @@ from core.metering import (
 )
 from core.money import BILLS_TOKENS, EndCause
 from core.protocol import Usage
+from core.witnesses import heard_from
 from store.accounts import account, open_account, set_hard_cap
 from store.group_commit import (
     GroupCommit,
@@ -45,8 +49,8 @@ __all__ = [
     "set_hard_cap",
 ]
 
-Command: TypeAlias = Reserve | TopUp | Settle | Witness
-Answer: TypeAlias = Reserved | LedgerRefused | Settled | None
+Command: TypeAlias = Reserve | TopUp | Settle | Witness | Adjust
+Answer: TypeAlias = Reserved | LedgerRefused | Settled | Adjusted | None
 
 BILLING_CAUSES = [cause.value for cause, bills in BILLS_TOKENS.items() if bills]
 
@@ -88,14 +92,16 @@ class Ledger:
         Raises:
             LedgerAwayError: It may be held: repeat this, or `release` it until answered.
         """
-        if asked.amount_micro < 0:
-            raise ValueError(f"cannot reserve {asked.amount_micro}")
+        if not 0 <= floor_micro(asked.floor_micro, asked.amount_micro) <= asked.amount_micro:
+            raise ValueError(f"cannot reserve {asked.floor_micro} to {asked.amount_micro}")
         answer = await self._lane(asked.tenant_id).submit(asked)
         assert isinstance(answer, Reserved | LedgerRefused)
         return answer
 
     async def top_up(self, more: TopUp) -> Reserved | LedgerRefused:
         """Raise the reservation to a total; a total already reached changes nothing."""
+        if not floor_micro(more.floor_micro, more.total_micro) <= more.total_micro:
+            raise ValueError(f"cannot top up from {more.floor_micro} to {more.total_micro}")
         answer = await self._lane(more.tenant_id).submit(more)
         assert isinstance(answer, Reserved | LedgerRefused)
         return answer
@@ -131,6 +137,20 @@ class Ledger:
         assert answer is None or isinstance(answer, Settled)
         return answer
 
+    async def adjust(self, word: Adjust) -> Adjusted | LedgerRefused:
+        """An operator's credit, refund, adjustment or new price; the same id has one effect.
+
+        Raises:
+            LedgerAwayError: It may be done: repeat it.
+        """
+        if word.kind is AdjustmentKind.REFUND and word.amount_micro <= 0:
+            raise ValueError("a refund is above 0")
+        if not (word.id and word.reason and word.author):
+            raise ValueError("an adjustment needs an id, a reason and an author")
+        answer = await self._lane(word.tenant_id).submit(word)
+        assert isinstance(answer, Adjusted | LedgerRefused)
+        return answer
+
     def _lane(self, account_or_request: str) -> GroupCommit[Command, Answer]:
         return self._lanes[zlib.crc32(account_or_request.encode()) % len(self._lanes)]
 
@@ -139,7 +159,7 @@ class _Commands:
     """How a batch of commands is said in SQL."""
 
     def key(self, command: Command) -> str:
-        return command.request_id
+        return f"adjust {command.id}" if isinstance(command, Adjust) else command.request_id
 
     def account(self, command: Command) -> str:
         # A witness does not say whose request it is; "" is an account that is never free.
@@ -147,14 +167,16 @@ class _Commands:
 
     async def run(self, conn: Connection, commands: Sequence[Command]) -> Sequence[Answer]:
         answers: list[Answer] = [None] * len(commands)
-        by_kind: dict[str, list[int]] = {"settle": [], "top_up": [], "reserve": [], "witness": []}
+        by_kind: dict[str, list[int]] = {kind: [] for kind in _KINDS.values()}
         for position, command in enumerate(commands):
             by_kind[_KINDS[type(command)]].append(position)
-        witnesses = by_kind.pop("witness")
+        witnesses, adjusts = by_kind.pop("witness"), by_kind.pop("adjust")
         if any(by_kind.values()):
             await self._apply(conn, commands, by_kind, answers)
         if witnesses:
             await self._reconcile(conn, commands, witnesses, answers)
+        for at in adjusts:
+            answers[at] = await self._adjust(conn, commands[at])
         return answers
 
     async def free(self, conn: Connection, accounts: Sequence[str]) -> set[str]:
@@ -214,8 +236,24 @@ class _Commands:
         for kind, n, *columns in await cursor.fetchall():
             answers[positions[n - 1]] = _answer(kind, columns)
 
+    async def _adjust(self, conn: Connection, word: Command) -> Answer:
+        parameters = {"word": _json.encode(word).decode(), "billing_causes": BILLING_CAUSES}
+        cursor = await conn.execute(_sql["adjust"], parameters)
+        row = await cursor.fetchone()
+        assert row is not None
+        *refusal, entry, delta_micro, posted_micro, credit_micro = row
+        if refusal[0] is not None:
+            return _refused(refusal)
+        return Adjusted(
+            entry=entry,
+            delta_micro=delta_micro,
+            posted_micro=posted_micro,
+            credit_micro=credit_micro,
+        )
+
 
 _KINDS: dict[type[Command], str] = {
+    Adjust: "adjust",
     Settle: "settle",
     TopUp: "top_up",
     Reserve: "reserve",
@@ -224,26 +262,37 @@ _KINDS: dict[type[Command], str] = {
 
 
 def _answer(kind: str, columns: Sequence[Any]) -> Answer:
-    refused, reserved_micro, posted_micro, hard_cap_micro, *ended = columns
-    if refused is not None:
-        return LedgerRefused(
-            reason=refused,
-            reserved_micro=reserved_micro or 0,
-            posted_micro=posted_micro or 0,
-            hard_cap_micro=hard_cap_micro or 0,
-        )
+    if columns[0] is not None:
+        return _refused(columns[:6])
     if kind != "settle":
-        return Reserved(reserved_micro=reserved_micro)
-    billed_micro, cause, prompt_tokens, cached_tokens, output_tokens = ended
+        return Reserved(reserved_micro=columns[2])
+    billed_micro, cause, prompt, cached, output, write_5m, write_1h, reasoning = columns[6:]
     return Settled(
         billed_micro=billed_micro,
         metered=Usage(
-            prompt_tokens=prompt_tokens, cached_tokens=cached_tokens, output_tokens=output_tokens
+            prompt_tokens=prompt,
+            cached_tokens=cached,
+            output_tokens=output,
+            cache_write_5m_tokens=write_5m,
+            cache_write_1h_tokens=write_1h,
+            reasoning_tokens=reasoning,
         ),
         cause=EndCause(cause),
     )
 
 
+def _refused(columns: Sequence[Any]) -> LedgerRefused:
+    reason, limit, reserved_micro, posted_micro, hard_cap_micro, fits_micro = columns
+    return LedgerRefused(
+        reason=reason,
+        limit=limit or "",
+        reserved_micro=reserved_micro or 0,
+        posted_micro=posted_micro or 0,
+        hard_cap_micro=hard_cap_micro or 0,
+        fits_micro=fits_micro or 0,
+    )
+
+
 def _check(usage: Usage) -> None:
-    if not 0 <= usage.cached_tokens <= usage.prompt_tokens or usage.output_tokens < 0:
+    if not usage.is_possible:
         raise ValueError(f"no tokens can be counted so: {usage}")

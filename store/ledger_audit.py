@@ -18,10 +18,15 @@ _sql = load("ledger_audit")
 # Rule: the statement that lists its exceptions.
 _RULES = {
     "an account's balances are the sum of its entries": "balance",
-    "entries follow one another without a gap": "chain",
+    "entries follow one another without a gap": "sequence",
+    "the hash chain covers every entry": "chain",
     "what is reserved is what open requests hold": "reserved",
-    "what is posted is what requests were billed": "posted",
-    "every open request has one reservation": "open_pairs",
+    "what is posted is what requests cost": "posted",
+    "a request is adjusted by what operators said": "adjusted",
+    "an account knows its caps": "caps",
+    "a cap has counted what its requests hold and cost": "windows",
+    "a request is open or ended": "open_pairs",
+    "a request is kept in its month": "months",
     "every ended request has one end cause": "end_cause",
     "metered is what the witnesses say": "metered",
     "billed is the end cause's policy applied to metered": "billed",

@@ -1,8 +1,9 @@
--- What the group commit sends. The functions are in migrations/versions/0002_ledger.sql.
+-- What the group commit sends. The functions are in migrations/versions/0004_accounts.sql.
 
 -- name: apply
-SELECT kind, n, refused, reserved_micro, posted_micro, hard_cap_micro,
-       billed_micro, cause, prompt_tokens, cached_tokens, output_tokens
+SELECT kind, n, refused, limit_name, reserved_micro, posted_micro, hard_cap_micro, fits_micro,
+       billed_micro, cause, prompt_tokens, cached_tokens, output_tokens, cache_write_5m_tokens,
+       cache_write_1h_tokens, reasoning_tokens
 FROM ledger_apply(:tenants, :settles::json, :top_ups::json, :reserves::json, :billing_causes)
 
 -- name: hear
@@ -10,9 +11,16 @@ SELECT ledger_hear(
     ARRAY(SELECT i FROM json_populate_recordset(NULL::witness_word, :witnesses::json) AS i))
 
 -- name: recount
-SELECT kind, n, refused, reserved_micro, posted_micro, hard_cap_micro,
-       billed_micro, cause, prompt_tokens, cached_tokens, output_tokens
+SELECT kind, n, refused, limit_name, reserved_micro, posted_micro, hard_cap_micro, fits_micro,
+       billed_micro, cause, prompt_tokens, cached_tokens, output_tokens, cache_write_5m_tokens,
+       cache_write_1h_tokens, reasoning_tokens
 FROM ledger_recount(:request_ids, :billing_causes)
+
+-- name: adjust
+SELECT (a.answer).refused, (a.answer).limit_name, (a.answer).reserved_micro,
+       (a.answer).posted_micro AS limit_posted_micro, (a.answer).hard_cap_micro,
+       (a.answer).fits_micro, a.entry, a.delta_micro, a.posted_micro, a.credit_micro
+FROM ledger_adjust(json_populate_record(NULL::adjust_command, :word::json), :billing_causes) AS a
 
 -- Which of these accounts nobody holds locked at this moment.
 -- name: free_accounts

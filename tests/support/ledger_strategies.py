@@ -1,9 +1,11 @@
 """Ledger commands as Hypothesis draws them: few ids and small numbers, so that they collide."""
 
+import msgspec
 from hypothesis import strategies as st
 
+from core.caps import Period
 from core.ledger import release
-from core.metering import AttemptTotals, RequestTimings
+from core.metering import Adjust, AdjustmentKind, AttemptTotals, RequestTimings
 from core.money import EndCause
 from core.protocol import Usage
 from tests.support.ledger_commands import PRICES, a_reserve, a_settle, a_top_up, a_witness
@@ -19,15 +21,42 @@ caps = st.one_of(st.none(), st.integers(0, 600))
 
 @st.composite
 def usages(draw):
-    prompt = draw(st.integers(0, 40))
+    prompt, output = draw(st.integers(0, 40)), draw(st.one_of(st.just(0), st.integers(0, 60)))
+    cached = draw(st.integers(0, prompt))
+    write_5m = draw(st.one_of(st.just(0), st.integers(0, prompt - cached)))
+    write_1h = draw(st.one_of(st.just(0), st.integers(0, prompt - cached - write_5m)))
     return Usage(
         prompt_tokens=prompt,
-        cached_tokens=draw(st.integers(0, prompt)),
-        output_tokens=draw(st.one_of(st.just(0), st.integers(0, 60))),
+        cached_tokens=cached,
+        cache_write_5m_tokens=write_5m,
+        cache_write_1h_tokens=write_1h,
+        output_tokens=output,
+        reasoning_tokens=draw(st.one_of(st.just(0), st.integers(0, output))),
     )
 
 
-reserves = st.builds(
+@st.composite
+def with_floor(draw, commands, amount):
+    """A command that may do with less than it asks for."""
+    command = draw(commands)
+    floor = draw(st.one_of(st.none(), st.integers(0, getattr(command, amount))))
+    return msgspec.structs.replace(command, floor_micro=floor)
+
+
+def well_said(word):
+    """Each kind with its own fields only."""
+    of_request = word.kind in (AdjustmentKind.REFUND, AdjustmentKind.REPRICE)
+    is_reprice = word.kind is AdjustmentKind.REPRICE
+    amount = abs(word.amount_micro) + 1 if word.kind is AdjustmentKind.REFUND else word.amount_micro
+    return msgspec.structs.replace(
+        word,
+        request_id=word.request_id if of_request else "",
+        price_id=word.price_id if is_reprice else "",
+        amount_micro=0 if is_reprice else amount,
+    )
+
+
+plain_reserves = st.builds(
     a_reserve,
     requests,
     tenant_id=tenants,
@@ -37,7 +66,28 @@ reserves = st.builds(
     stream=st.booleans(),
     choices=st.sampled_from([1, 1, 2]),
 )
-top_ups = st.builds(a_top_up, requests, tenant_id=tenants, total_micro=st.integers(0, 300))
+reserves = with_floor(plain_reserves, "amount_micro")
+top_ups = with_floor(
+    st.builds(a_top_up, requests, tenant_id=tenants, total_micro=st.integers(0, 300)),
+    "total_micro",
+)
+adjustments = st.builds(
+    Adjust,
+    id=st.sampled_from([f"adj_{n}" for n in range(12)]),
+    tenant_id=tenants,
+    kind=st.sampled_from(AdjustmentKind),
+    amount_micro=st.integers(-200, 600),
+    request_id=requests,
+    price_id=st.sampled_from([*(price.id for price in PRICES * 3), "price_none"]),
+    reason=st.sampled_from(["goodwill", 'a "quoted", (odd) one\n\\']),
+    author=st.just("admin"),
+).map(well_said)
+caps_set = st.tuples(
+    st.sampled_from(["", "", "key_1", "key_2"]),
+    st.sampled_from(Period),
+    st.one_of(st.none(), st.integers(0, 300)),
+    st.one_of(st.none(), st.integers(0, 500), st.integers(0, 500)),
+)
 
 
 @st.composite

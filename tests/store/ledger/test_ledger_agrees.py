@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import Coroutine
+from datetime import date, timedelta
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,11 +17,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from core.ledger import Account, Book, Entry, Expire, Heard
-from core.metering import LedgerRefused, Reserve, Reserved, Settle, TopUp, Witness
+from core.caps import Window
+from core.ledger import Account, Book, Entry, Expire
+from core.metering import Adjust, LedgerRefused, Reserve, Reserved, Settle, TopUp, Witness
 from core.money import Price, charge_micro
 from core.protocol import Usage
-from store.accounts import account, set_hard_cap
+from core.witnesses import Heard
+from store.accounts import account
 from store.ledger import BILLING_CAUSES, Ledger, NotReservedError
 from store.ledger_audit import audit
 from store.postgres import Postgres, PostgresConfig
@@ -28,7 +31,16 @@ from store.queries import load
 from store.usage import usage_of
 from tests.support.ledger_commands import PRICES, a_reserve
 from tests.support.ledger_database import a_tenant
-from tests.support.ledger_strategies import HARD_CAPS, batches, caps, follow_ups, reserves, tenants
+from tests.support.ledger_strategies import (
+    HARD_CAPS,
+    adjustments,
+    batches,
+    caps,
+    caps_set,
+    follow_ups,
+    reserves,
+    tenants,
+)
 
 pytestmark = pytest.mark.services
 
@@ -43,10 +55,26 @@ ACTIONS = [
     *["speak_at_once"] * 3,
     "crowd",
     "sweep",
-    "change_cap",
+    "change_terms",
+    *["set_cap"] * 2,
+    "remove_cap",
+    *["adjust"] * 2,
+    "next_day",
 ]
 
 BATCH_ORDER = (Settle, TopUp, Reserve, Witness)
+
+# Two days from here it is another month.
+FIRST_DAY = date(2026, 3, 30)
+
+# The ledger's clock, in the test's hands.
+CLOCK = """
+CREATE TABLE test_today (day date NOT NULL);
+INSERT INTO test_today VALUES ('2026-03-30');
+CREATE OR REPLACE FUNCTION ledger_today() RETURNS date LANGUAGE sql STABLE AS $$
+    SELECT day FROM test_today
+$$;
+"""
 
 
 class Both:
@@ -77,7 +105,8 @@ class AgreementMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.book = Book(PRICES)
+        self.book = Book(PRICES, today=FIRST_DAY)
+        self.both.run(execute(self.both.pg, "UPDATE test_today SET day = %s", FIRST_DAY))
         self.prefix = secrets.token_hex(6)
         self.said: list[Any] = []
         self.names = {"nobody": "ten_nobody"}
@@ -112,10 +141,11 @@ class AgreementMachine(RuleBasedStateMachine):
         batch = tuple(self.ours(command, data) for command in data.draw(batches()))
         answers = self.both.run(tell_all(self.both.ledger, batch))
         # Not by tenant as well: their names are random, and what is drawn next is drawn from rows.
-        order = sorted(range(len(batch)), key=lambda n: BATCH_ORDER.index(type(batch[n])))
-        # Endings keep the order they came in: only then are entries of one account numbered so.
-        endings = [n for n in range(len(batch)) if isinstance(batch[n], Settle)]
-        order = endings + [n for n in order if n not in endings]
+        # Of the endings, those of open requests come first.
+        order = sorted(
+            range(len(batch)),
+            key=lambda n: (BATCH_ORDER.index(type(batch[n])), not self.ends(batch[n])),
+        )
         expected = {n: say(self.book, batch[n]) for n in order}
         assert answers == [expected[n] for n in range(len(batch))]
         self.said += batch
@@ -141,10 +171,55 @@ class AgreementMachine(RuleBasedStateMachine):
         else:
             assert rows == [(answer.cause.value, answer.billed_micro)]
 
-    def change_cap(self, data: st.DataObject) -> None:
-        cap = data.draw(caps)
-        self.book.set_hard_cap(self.names["a"], cap)
-        self.both.run(change_cap(self.both.pg, self.names["a"], cap))
+    def ends(self, command: Any) -> bool:
+        """Whether it is about an open request of its tenant's."""
+        row = self.book.rows.get(command.request_id)
+        return (
+            isinstance(command, Settle)
+            and row is not None
+            and row.cause is None
+            and row.asked.tenant_id == command.tenant_id
+        )
+
+    def change_terms(self, data: st.DataObject) -> None:
+        tenant, cap, prepaid = (
+            self.names[data.draw(st.sampled_from("aab"))],
+            data.draw(caps),
+            data.draw(st.booleans()),
+        )
+        self.book.set_terms(tenant, hard_cap_micro=cap, prepaid=prepaid)
+        statement = "UPDATE accounts SET hard_cap_micro = %s, prepaid = %s WHERE tenant_id = %s"
+        self.both.run(execute(self.both.pg, statement, cap, prepaid, tenant))
+
+    def set_cap(self, data: st.DataObject) -> None:
+        tenant = self.names[data.draw(st.sampled_from("ab"))]
+        key, period, soft, hard = data.draw(caps_set)
+        self.book.set_cap(tenant, key, period, soft_micro=soft, hard_micro=hard)
+        statement = "SELECT ledger_set_cap(%s, %s, %s, %s::bigint, %s::bigint)"
+        self.both.run(execute(self.both.pg, statement, tenant, key, period, soft, hard))
+
+    def remove_cap(self, data: st.DataObject) -> None:
+        if self.book.caps:
+            tenant, key, period = data.draw(st.sampled_from(sorted(self.book.caps)))
+            self.book.remove_cap(tenant, key, period)
+            statement = "SELECT ledger_remove_cap(%s, %s, %s)"
+            self.both.run(execute(self.both.pg, statement, tenant, key, period))
+
+    def adjust(self, data: st.DataObject) -> None:
+        word = data.draw(adjustments)
+        ended = [name for name, row in self.book.rows.items() if row.cause is not None]
+        if word.request_id and ended and data.draw(most_often):
+            name = data.draw(st.sampled_from(ended)).removeprefix(f"{self.prefix}_")
+            word = msgspec.structs.replace(word, request_id=name)
+        is_about_none = word.request_id == ""
+        word = self.ours(word, data)
+        if is_about_none:
+            word = msgspec.structs.replace(word, request_id="")
+        self.both_answer(msgspec.structs.replace(word, id=f"{self.prefix}_{word.id}"))
+
+    def next_day(self, data: st.DataObject) -> None:
+        self.book.today += timedelta(days=data.draw(st.sampled_from([1, 1, 2, 40])))
+        self.both.run(execute(self.both.pg, "UPDATE test_today SET day = %s", self.book.today))
 
     def both_answer(self, command: Any) -> None:
         self.said.append(command)
@@ -155,6 +230,12 @@ class AgreementMachine(RuleBasedStateMachine):
         for tenant in HARD_CAPS:
             name = self.names[tenant]
             assert self.both.run(read_account(self.both.pg, name)) == self.book.accounts[name]
+
+    @invariant()
+    def windows_agree(self) -> None:
+        if self.book.windows:
+            names = list(self.names.values())
+            assert self.both.run(read_windows(self.both.pg, names)) == self.book.windows
 
     def teardown(self) -> None:
         names = list(self.names.values())
@@ -172,6 +253,7 @@ class AgreementMachine(RuleBasedStateMachine):
                 None if row.cause is None else "sweeper" if row.provisional else "gateway"
             )
             assert found.billed_micro == row.billed_micro
+            assert found.adjusted_micro == row.adjusted_micro
             assert found.bill_limit_micro == row.bill_limit_micro
             assert found.accepted_tokens == row.accepted_tokens
             assert found.attempts == row.attempts
@@ -180,7 +262,10 @@ class AgreementMachine(RuleBasedStateMachine):
             assert row.metered == Usage(
                 prompt_tokens=found.metered_prompt_tokens,
                 cached_tokens=found.metered_cached_tokens,
+                cache_write_5m_tokens=found.metered_cache_write_5m_tokens,
+                cache_write_1h_tokens=found.metered_cache_write_1h_tokens,
                 output_tokens=found.metered_output_tokens,
+                reasoning_tokens=found.metered_reasoning_tokens,
             )
             if row.cause is not None and not row.provisional:
                 assert found.ended_ms == row.ended_ms
@@ -210,6 +295,8 @@ def say(book: Book, command: Any) -> Any:
             return book.settle(command)
         case Witness():
             return book.reconcile(command)
+        case Adjust():
+            return book.adjust(command)
     raise AssertionError(command)
 
 
@@ -226,6 +313,8 @@ async def tell(ledger: Ledger, command: Any) -> Any:
                 return LedgerRefused(reason="not_open")
         case Witness():
             return await ledger.reconcile(command)
+        case Adjust():
+            return await ledger.adjust(command)
     raise AssertionError(command)
 
 
@@ -242,9 +331,22 @@ async def expire(pg: Postgres, request_id: str) -> list[Any]:
         return await cursor.fetchall()
 
 
-async def change_cap(pg: Postgres, tenant_id: str, cap: int | None) -> None:
+async def execute(pg: Postgres, statement: str, *values: Any) -> None:
     async with pg.transaction() as conn:
-        await set_hard_cap(conn, tenant_id, cap)
+        await conn.execute(statement, values)
+
+
+async def read_windows(pg: Postgres, tenant_ids: list[str]) -> dict[Any, Window]:
+    async with pg.connection() as conn:
+        cursor = await conn.execute(
+            "SELECT tenant_id, key_id, period, starts, posted_micro, reserved_micro,"
+            " soft_passed_at IS NOT NULL FROM cap_windows WHERE tenant_id = ANY (%s)",
+            (tenant_ids,),
+        )
+        return {
+            row[:4]: Window(posted_micro=row[4], reserved_micro=row[5], soft_passed=row[6])
+            for row in await cursor.fetchall()
+        }
 
 
 async def read_account(pg: Postgres, tenant_id: str) -> Account | None:
@@ -260,8 +362,7 @@ async def read_usage(pg: Postgres, request_id: str) -> Any:
 async def read_entries(pg: Postgres, tenant_ids: list[str]) -> list[Entry]:
     async with pg.connection() as conn:
         cursor = await conn.execute(
-            "SELECT tenant_id, seq, request_id, kind, reserved_delta_micro, posted_delta_micro,"
-            " reserved_micro, posted_micro FROM entries WHERE tenant_id = ANY (%s)"
+            f"SELECT {', '.join(Entry.__struct_fields__)} FROM entries WHERE tenant_id = ANY (%s)"
             " ORDER BY tenant_id, seq",
             (tenant_ids,),
         )
@@ -276,13 +377,21 @@ async def read_heard(pg: Postgres, prefix: str) -> dict[tuple[str, int, str], He
     async with pg.connection() as conn:
         cursor = await conn.execute(
             "SELECT request_id, attempt, source, prompt_tokens, cached_tokens, output_tokens,"
-            " exact, final, cause, replica_id, at_ms FROM witnesses"
+            " exact, final, cause, replica_id, at_ms, cache_write_5m_tokens,"
+            " cache_write_1h_tokens, reasoning_tokens FROM witnesses"
             " WHERE starts_with(request_id, %s)",
             (prefix,),
         )
         return {
             row[:3]: Heard(
-                usage=Usage(prompt_tokens=row[3], cached_tokens=row[4], output_tokens=row[5]),
+                usage=Usage(
+                    prompt_tokens=row[3],
+                    cached_tokens=row[4],
+                    output_tokens=row[5],
+                    cache_write_5m_tokens=row[11],
+                    cache_write_1h_tokens=row[12],
+                    reasoning_tokens=row[13],
+                ),
                 exact=row[6],
                 final=row[7],
                 cause=row[8],
@@ -300,6 +409,7 @@ async def read_audit(pg: Postgres) -> Any:
 
 def test_the_sql_and_the_book_agree(postgres_url):
     both = Both(postgres_url)
+    both.run(execute(both.pg, CLOCK))
 
     class Machine(AgreementMachine):
         pass
@@ -319,19 +429,13 @@ def test_the_sql_and_the_book_agree(postgres_url):
 async def sql_charges(pg: Postgres, price: Price, usages: list[Usage]) -> list[int]:
     async with pg.connection() as conn:
         cursor = await conn.execute(
-            "SELECT"
-            " ledger_charge(ROW (%s, '', '', %s, %s, %s, %s, 0, now())::prices, u.p, u.c, u.o)"
-            " FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[]) WITH ORDINALITY"
-            " AS u (p, c, o, n) ORDER BY u.n",
+            "SELECT ledger_charge("
+            " json_populate_record(NULL::prices, %s::json),"
+            " json_populate_record(NULL::token_totals, u.word))"
+            " FROM json_array_elements(%s::json) WITH ORDINALITY AS u (word, n) ORDER BY u.n",
             (
-                price.id,
-                price.input_micro,
-                price.cached_input_micro,
-                price.output_micro,
-                price.request_micro,
-                [usage.prompt_tokens for usage in usages],
-                [usage.cached_tokens for usage in usages],
-                [usage.output_tokens for usage in usages],
+                msgspec.json.encode(price).decode(),
+                msgspec.json.encode(usages).decode(),
             ),
         )
         return [charge for (charge,) in await cursor.fetchall()]
@@ -345,18 +449,25 @@ def prices(draw: st.DrawFn) -> Price:
         id="p",
         input_micro=draw(micro),
         cached_input_micro=draw(micro),
+        cache_write_5m_micro=draw(micro),
+        cache_write_1h_micro=draw(micro),
         output_micro=draw(micro),
+        reasoning_micro=draw(micro),
         request_micro=draw(st.integers(0, 10)),
     )
 
 
 @st.composite
 def large_usages(draw: st.DrawFn) -> Usage:
-    prompt = draw(st.one_of(st.integers(0, 3), st.integers(0, 10**8)))
+    parts = st.one_of(st.integers(0, 3), st.integers(0, 10**8))
+    cached, write_5m, write_1h, rest, thought, shown = (draw(parts) for _ in range(6))
     return Usage(
-        prompt_tokens=prompt,
-        cached_tokens=draw(st.integers(0, prompt)),
-        output_tokens=draw(st.one_of(st.integers(0, 3), st.integers(0, 10**8))),
+        prompt_tokens=cached + write_5m + write_1h + rest,
+        cached_tokens=cached,
+        cache_write_5m_tokens=write_5m,
+        cache_write_1h_tokens=write_1h,
+        output_tokens=thought + shown,
+        reasoning_tokens=thought,
     )
 
 
@@ -376,7 +487,7 @@ def test_both_charge_the_same_to_the_micro_unit(postgres_url):
         both.close()
 
 
-OTHER = {"stream": False, "service_class": "batch"}
+OTHER = {"stream": False, "service_class": "batch", "floor_micro": 99}
 
 
 @pytest.mark.parametrize(

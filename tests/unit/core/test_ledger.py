@@ -74,7 +74,10 @@ class TestReserve:
             reserved_micro=HARD_CAP
         )
         assert book.reserve(a_reserve("b", amount_micro=1)) == LedgerRefused(
-            reason="hard_cap", reserved_micro=HARD_CAP, posted_micro=0, hard_cap_micro=HARD_CAP
+            reason="hard_cap",
+            limit="account.total",
+            reserved_micro=HARD_CAP,
+            hard_cap_micro=HARD_CAP,
         )
 
     def test_what_was_refused_stays_refused_though_there_is_room_now(self, book):
@@ -104,7 +107,7 @@ class TestReserve:
 
     def test_a_lowered_cap_refuses_even_nothing_and_takes_nothing_back(self, book):
         book.reserve(a_reserve("a", amount_micro=500))
-        book.set_hard_cap("ten_1", 400)
+        book.set_terms("ten_1", hard_cap_micro=400)
         assert isinstance(book.reserve(a_reserve("b", amount_micro=0)), LedgerRefused)
         assert book.accounts["ten_1"].reserved_micro == 500
 
@@ -127,7 +130,10 @@ class TestTopUp:
         book.reserve(a_reserve("a", amount_micro=600))
         book.reserve(a_reserve("b", amount_micro=400))
         assert book.top_up(a_top_up("a", total_micro=700)) == LedgerRefused(
-            reason="hard_cap", reserved_micro=HARD_CAP, posted_micro=0, hard_cap_micro=HARD_CAP
+            reason="hard_cap",
+            limit="account.total",
+            reserved_micro=HARD_CAP,
+            hard_cap_micro=HARD_CAP,
         )
         book.settle(release("b", "ten_1", 2_000))
         assert book.top_up(a_top_up("a", total_micro=700)) == Reserved(reserved_micro=700)
@@ -298,7 +304,7 @@ class TestBillUnderAHardCap:
     def test_falls_before_it_is_limited(self, book):
         book.reserve(a_reserve(amount_micro=100))
         book.settle(a_settle())
-        book.set_hard_cap("ten_1", 0)
+        book.set_terms("ten_1", hard_cap_micro=0)
         assert book.settle(a_settle()).billed_micro == 50
         assert book.reconcile(a_witness(usage=a_usage(10, 0, 5))).billed_micro == 20
 
@@ -306,7 +312,7 @@ class TestBillUnderAHardCap:
         book.reserve(a_reserve(tenant_id="ten_2", amount_micro=30))
         settled = book.settle(a_settle(tenant_id="ten_2"))
         assert settled.billed_micro == 50
-        book.set_hard_cap("ten_2", 40)
+        book.set_terms("ten_2", hard_cap_micro=40)
         assert book.settle(a_settle(tenant_id="ten_2")) == settled
         assert book.rows["req_1"].bill_limit_micro is None
         more = a_settle(tenant_id="ten_2", attempts=(an_attempt(a_usage(10, 0, 25)),))
@@ -347,8 +353,10 @@ class TestExpire:
 
     def test_changes_nothing_that_has_ended(self, book):
         book.reserve(a_reserve())
-        settled = book.settle(a_settle())
-        assert book.expire(an_expire()) == settled
+        book.settle(a_settle())
+        before = book.rows["req_1"]
+        assert book.expire(an_expire()) == LedgerRefused(reason="not_open")
+        assert book.rows["req_1"] == before
 
     def test_of_what_was_never_reserved_is_refused(self, book):
         assert book.expire(an_expire()) == LedgerRefused(reason="not_open")
@@ -381,7 +389,8 @@ class TestReconcile:
         assert settled == Settled(
             billed_micro=50, metered=a_usage(10, 0, 25), cause=EndCause.COMPLETE
         )
-        assert kinds(book) == ["reserve", "settle"]
+        assert kinds(book) == ["reserve", "settle", "correction"]
+        assert book.entries[-1].posted_delta_micro == 0
 
     def test_the_journals_own_last_word_corrects_downwards(self, book):
         book.reserve(a_reserve())

@@ -66,12 +66,15 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(request_id=requests)
     def the_sweeper_ends_one(self, request_id):
         word = Expire(request_id=request_id, ended_ms=9_999)
-        assert self.book.expire(word) == self.book.expire(word)
+        self.book.expire(word)
+        before = list(self.book.entries)
+        assert self.book.expire(word) == LedgerRefused(reason="not_open")
+        assert self.book.entries == before
 
     @rule(cap=caps)
     def the_cap_changes(self, cap):
         """The operator's word: one under what is held or posted takes nothing back."""
-        self.book.set_hard_cap("a", cap)
+        self.book.set_terms("a", hard_cap_micro=cap)
         self.most = None if cap is None else max(cap, self.total())
 
     @precondition(lambda self: self.most is not None)

@@ -80,12 +80,16 @@ def test_an_id_names_its_kind():
     digits = ENTROPY.hex()
     assert ids.tenant_id(ENTROPY) == f"ten_{digits}"
     assert ids.key_id(ENTROPY) == f"key_{digits}"
-    assert ids.request_id("eu", ENTROPY) == f"req_eu_{digits}"
+    now_ms = 1_700_000_000_000
+    assert ids.request_id("eu", b"\xff" * 8, now_ms) == f"req_eu_018bcfe56800{'ff' * 8}"
     assert ids.boot_id(ENTROPY) == f"boot_{digits}"
     assert ids.gateway_id(ENTROPY) == f"gw_{digits}"
     assert ids.pool_id("model", "eu") == "model@eu"
     with pytest.raises(AssertionError):
         ids.tenant_id(b"short")
+    for entropy, bad_ms in ((ENTROPY, now_ms), (b"\xff" * 8, 1 << 48), (b"\xff" * 8, -1)):
+        with pytest.raises(AssertionError):
+            ids.request_id("eu", entropy, bad_ms)
 
 
 def test_a_deployment_is_named_after_its_version():
