@@ -10,3 +10,5 @@ ROWS = 100
 Limit = Annotated[int, QueryParameter(ge=1, le=ROWS_MAX)]
 After = Annotated[str, QueryParameter(max_length=200)]
 Filter = Annotated[str, QueryParameter(max_length=200)]
+Ms = Annotated[int, QueryParameter(ge=0, le=2**53 - 1)]
+MsOrNow = Annotated[int | None, QueryParameter(ge=0, le=2**53 - 1)]

@@ -1,4 +1,4 @@
-"""Usage rows: what each request used, cost, and how long it took."""
+"""Usage: requests one by one, what each used, cost and how long it took; and totals of them."""
 
 import re
 
@@ -6,14 +6,12 @@ import msgspec
 from litestar import get
 from litestar.di import NamedDependency
 
-from control_plane.api.paging import ROWS, After, Filter, Limit
+from control_plane.api.paging import ROWS, After, Filter, Limit, Ms
 from control_plane.services import Services
 from core.errors import Code, refuse
-from store.usage import UsageRow, usage_of, usage_page
+from store.usage import EVER_MS, Place, UsageFilter, UsageRow, usage_of, usage_page
 
-EVER_MS = 2**53 - 1
-
-_CURSOR = re.compile(r"(\d{1,16})\.([\w-]{1,100})")
+_CURSOR = re.compile(r"(\d{1,16})\.([\w-]{0,100})")
 
 
 class UsageList(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,30 +24,51 @@ class UsageList(msgspec.Struct, frozen=True, kw_only=True):
 @get("/usage")
 async def list_usage(
     services: NamedDependency[Services],
+    *,
     request_id: Filter = "",
     tenant_id: Filter = "",
+    key_id: Filter = "",
+    model: Filter = "",
+    version: Filter = "",
+    cause: Filter = "",
+    from_ms: Ms = 0,
+    to_ms: Ms = EVER_MS,
     after: After = "",
     limit: Limit = ROWS,
 ) -> UsageList:
     """One request's, one tenant's, or everybody's. None is an empty list, not 404."""
-    before_ms, before_id = _place(after)
+    shown = UsageFilter(
+        tenant_id=tenant_id,
+        key_id=key_id,
+        model=model,
+        version=version,
+        cause=cause,
+        from_ms=from_ms,
+    )
+    place = _place(after, to_ms)
     async with services.postgres.connection() as conn:
         if request_id:
             row = await usage_of(conn, request_id)
-            rows = [row] if row is not None and tenant_id in ("", row.tenant_id) else []
-            return UsageList(usage=rows, after=None)
-        rows = await usage_page(
-            conn, tenant_id, before_ms=before_ms, before_id=before_id, limit=limit
-        )
-    last = f"{rows[-1].created_ms}.{rows[-1].request_id}" if len(rows) == limit else None
-    return UsageList(usage=rows, after=last)
+            return UsageList(usage=[row] if row and _fits(row, shown, to_ms) else [], after=None)
+        page = await usage_page(conn, shown, place, limit=limit)
+    older = page.older
+    return UsageList(
+        usage=page.rows, after=None if older is None else f"{older.before_ms}.{older.before_id}"
+    )
 
 
-def _place(after: str) -> tuple[int, str]:
+def _place(after: str, to_ms: int) -> Place:
     """Many requests begin in one millisecond, so a place is that and the last one's id."""
     if not after:
-        return EVER_MS, ""
+        return Place(to_ms)
     match = _CURSOR.fullmatch(after)
     if match is None:
         raise refuse(Code.UNPROCESSABLE, "This is not an `after` that we gave.", param="after")
-    return int(match[1]), match[2]
+    return min(Place(int(match[1]), match[2]), Place(to_ms))
+
+
+def _fits(row: UsageRow, shown: UsageFilter, to_ms: int) -> bool:
+    fields = ("tenant_id", "key_id", "model", "version", "cause")
+    return shown.from_ms <= row.created_ms < to_ms and all(
+        getattr(shown, field) in ("", getattr(row, field)) for field in fields
+    )

@@ -1,16 +1,71 @@
--- Usage rows, as people and their tools read them. Only the ledger writes them.
+-- Requests as people and their tools read them, open and ended. Only the ledger writes them.
+
+-- Each query is planned for its own filters: those left out ('') then cost nothing.
+-- name: plan_for_each
+SET LOCAL plan_cache_mode = force_custom_plan
 
 -- name: usage_of
-SELECT * FROM usage WHERE request_id = :request_id
+SELECT * FROM requests WHERE request_id = :request_id AND month = ledger_month(:request_id)
 
--- A page of a tenant's requests, newest first, after the row (before_ms, before_id).
--- name: usage_page
-SELECT * FROM usage
-WHERE tenant_id = :tenant_id AND (created_ms, request_id) < (:before_ms, :before_id)
+-- A page of one tenant's requests, newest first, before the row (before_ms, before_id).
+-- name: usage_page_of_tenant
+SELECT * FROM requests
+WHERE tenant_id = :tenant_id AND created_ms >= :from_ms
+  AND (created_ms, request_id) < (:before_ms, :before_id)
 ORDER BY created_ms DESC, request_id DESC LIMIT :limit
 
--- The same over every tenant.
--- name: usage_page_of_all
-SELECT * FROM usage
-WHERE (created_ms, request_id) < (:before_ms, :before_id)
+-- Other filters have no index on the requests themselves, which the token path would have to
+-- keep. The sums have: they tell in which hours of which tenants there is something to find.
+
+-- The hour down to which there are :limit requests to find; NULL where there are fewer.
+-- name: hour_to_search
+SELECT max(n.starts_ms) FILTER (WHERE n.total >= :limit)
+FROM (SELECT h.starts_ms, sum(h.requests) OVER (ORDER BY h.starts_ms DESC) AS total
+      FROM (SELECT t.starts_ms, t.requests FROM usage_sums AS t
+            WHERE t.span_ms = 3600000 AND t.starts_ms >= :from_ms - 3599999
+              AND t.starts_ms < :before_ms - mod(:before_ms, 3600000)
+              AND (:tenant_id = '' OR t.tenant_id = :tenant_id)
+              AND (:key_id = '' OR t.key_id = :key_id)
+              AND (:model = '' OR t.model = :model)
+              AND (:version = '' OR t.version = :version)
+              AND (:cause = '' OR t.cause = :cause)
+              AND t.requests > 0
+              AND t.month NOT IN (SELECT r.month FROM usage_retired AS r)
+            ORDER BY t.starts_ms DESC LIMIT :limit) AS h) AS n
+
+-- What is found from the hour of :from_ms on, open requests included.
+-- name: usage_page_found
+WITH hour AS MATERIALIZED (
+    SELECT DISTINCT t.tenant_id, t.starts_ms, t.month FROM usage_sums AS t
+    WHERE t.span_ms = 3600000 AND t.starts_ms BETWEEN :from_ms - 3599999 AND :before_ms
+      AND (:tenant_id = '' OR t.tenant_id = :tenant_id)
+      AND (:key_id = '' OR t.key_id = :key_id)
+      AND (:model = '' OR t.model = :model)
+      AND (:version = '' OR t.version = :version)
+      AND (:cause = '' OR t.cause = :cause)
+      AND t.requests > 0
+)
+SELECT * FROM (
+    SELECT e.*
+    FROM hour AS h
+    CROSS JOIN LATERAL (
+        SELECT * FROM requests AS r
+        WHERE r.state = 'settled' AND r.tenant_id = h.tenant_id AND r.month = h.month
+          AND r.created_ms >= greatest(h.starts_ms, :from_ms)
+          AND r.created_ms < h.starts_ms + 3600000
+          AND (r.created_ms, r.request_id) < (:before_ms, :before_id)
+          AND (:key_id = '' OR r.key_id = :key_id)
+          AND (:model = '' OR r.model = :model)
+          AND (:version = '' OR r.version = :version)
+          AND (:cause = '' OR r.cause = :cause)
+        ORDER BY r.created_ms DESC, r.request_id DESC LIMIT :limit) AS e
+    UNION ALL
+    SELECT * FROM requests AS r
+    WHERE r.state = 'open' AND r.created_ms >= :from_ms
+      AND (r.created_ms, r.request_id) < (:before_ms, :before_id)
+      AND (:tenant_id = '' OR r.tenant_id = :tenant_id)
+      AND (:key_id = '' OR r.key_id = :key_id)
+      AND (:model = '' OR r.model = :model)
+      AND (:version = '' OR r.version = :version)
+      AND :cause = '') AS found
 ORDER BY created_ms DESC, request_id DESC LIMIT :limit

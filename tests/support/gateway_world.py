@@ -20,6 +20,7 @@ from artifacts.store import ModelStore
 from core.fleet import Capacity, Register, ReplicaState
 from core.ids import ENTROPY_BYTES, KeyId, key_id
 from core.money import Price
+from core.pricing import ListedPrice
 from core.tenancy import KEY_ENTROPY_BYTES, key_digest, mint_key, public_part
 from core.tickets import Limits
 from gateway.server import Server, listen, make_server
@@ -28,8 +29,8 @@ from store import registry, tenants
 from store.dispatch import audit
 from store.fleet import put_replica
 from store.postgres import Postgres
-from store.prices import ListedPrice, seed_prices
-from store.usage import UsageRow, usage_page
+from store.prices import seed_prices
+from store.usage import UsageFilter, UsageRow, usage_page
 from tests.support.registry import a_new_tenant, open_postgres
 from tests.support.scripted_worker import ScriptedWorker
 from tests.support.tiny_llama import TinyLlama, write_hf
@@ -171,8 +172,9 @@ class World:
     async def usage(self, caller: Caller) -> list[UsageRow]:
         """The tenant's rows, oldest first."""
         async with self.postgres.connection() as conn:
-            rows = await usage_page(conn, caller.tenant_id, before_ms=2**50, limit=1000)
-        return rows[::-1]
+            shown = UsageFilter(tenant_id=caller.tenant_id)
+            page = await usage_page(conn, shown, limit=1000)
+        return page.rows[::-1]
 
     async def settled(self, caller: Caller, count: int) -> list[UsageRow]:
         """The tenant's rows when there are `count` and all are settled."""

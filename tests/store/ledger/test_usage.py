@@ -4,7 +4,7 @@ import pytest
 
 from core.metering import RequestTimings
 from core.money import EndCause
-from store.usage import usage_of, usage_page
+from store.usage import Place, UsageFilter, usage_of, usage_page
 from tests.support.ledger_commands import a_reserve, a_settle, an_attempt
 from tests.support.ledger_database import a_tenant
 
@@ -58,14 +58,16 @@ async def test_pages_are_newest_first_and_miss_nothing(pg, ledger):
         # Three at the same millisecond, over the edge of a page.
         asked = a_reserve(f"{tenant}_{n}", tenant_id=tenant, created_ms=1_000 + max(n - 2, 0))
         await ledger.reserve(asked)
+        if n % 2:
+            await ledger.release(asked.request_id, tenant, ended_ms=2_000)
     seen = []
-    before_ms, before_id = 10_000, ""
+    place: Place | None = Place(10_000)
     async with pg.connection() as conn:
-        while page := await usage_page(
-            conn, tenant, before_ms=before_ms, before_id=before_id, limit=2
-        ):
-            assert len(page) <= 2
-            seen += [row.request_id for row in page]
-            before_ms, before_id = page[-1].created_ms, page[-1].request_id
-        assert await usage_page(conn, "ten_other", before_ms=10_000) == []
+        while place is not None:
+            page = await usage_page(conn, UsageFilter(tenant_id=tenant), place, limit=2)
+            assert len(page.rows) <= 2
+            seen += [row.request_id for row in page.rows]
+            place = page.older
+        nobody = await usage_page(conn, UsageFilter(tenant_id="ten_other"))
+    assert (nobody.rows, nobody.older) == ([], None)
     assert seen == [f"{tenant}_{n}" for n in (6, 5, 4, 3, 2, 1, 0)]

@@ -1,0 +1,153 @@
+-- Sums of ended requests, by the hour and by the day, and how far they are.
+--
+-- A request belongs to the hour in which it was reserved and to the month of its id, for good:
+-- what is learnt of it later changes the same sums. Times are Unix milliseconds of the start of
+-- an hour or a day, UTC. Latencies are whole microseconds, so that they add up to the same in
+-- any order.
+
+CREATE TABLE usage_sums (
+    tenant_id             text NOT NULL,
+    span_ms               bigint NOT NULL,
+    starts_ms             bigint NOT NULL,
+    month                 integer NOT NULL, -- of the partition of `usage` that holds the rows
+    key_id                text NOT NULL,
+    model                 text NOT NULL,
+    version               text NOT NULL,
+    cause                 text NOT NULL,
+    service_class         text NOT NULL,
+    requests              bigint NOT NULL,
+    prompt_tokens         bigint NOT NULL,
+    cached_tokens         bigint NOT NULL,
+    cache_write_5m_tokens bigint NOT NULL,
+    cache_write_1h_tokens bigint NOT NULL,
+    output_tokens         bigint NOT NULL,
+    reasoning_tokens      bigint NOT NULL,
+    accepted_tokens       bigint NOT NULL,
+    delivered_tokens      bigint NOT NULL,
+    billed_micro          bigint NOT NULL,
+    adjusted_micro        bigint NOT NULL,
+    first_token_count     bigint NOT NULL,
+    first_token_us        bigint NOT NULL,
+    inter_token_count     bigint NOT NULL,
+    inter_token_us        bigint NOT NULL,
+    PRIMARY KEY (tenant_id, starts_ms, key_id, model, version, cause, service_class, month, span_ms)
+) PARTITION BY LIST (span_ms);
+
+-- What operators filter by. No indexed column is ever updated, so that the sums of the current
+-- hour are rewritten in place.
+CREATE INDEX usage_sums_starts_ms_idx ON usage_sums (starts_ms);
+CREATE INDEX usage_sums_key_id_starts_ms_idx ON usage_sums (key_id, starts_ms);
+CREATE INDEX usage_sums_model_starts_ms_idx ON usage_sums (model, starts_ms);
+CREATE INDEX usage_sums_version_starts_ms_idx ON usage_sums (version, starts_ms);
+CREATE INDEX usage_sums_cause_starts_ms_idx ON usage_sums (cause, starts_ms);
+
+CREATE TABLE usage_hourly PARTITION OF usage_sums FOR VALUES IN (3600000) WITH (fillfactor = 80);
+CREATE TABLE usage_daily PARTITION OF usage_sums FOR VALUES IN (86400000) WITH (fillfactor = 80);
+
+-- Up to which entry of an account the sums are: its entries are the log of its usage's changes,
+-- numbered without a gap in the order of their commits.
+CREATE TABLE rollup_positions (
+    tenant_id text PRIMARY KEY,
+    seq       bigint NOT NULL DEFAULT 0,
+    rolled_at timestamptz NOT NULL DEFAULT now()
+) WITH (fillfactor = 50);
+
+-- A latency counts only where the gateway's own word on the end is known. That word is final,
+-- so the latencies of a request that counts never change. What no clock can have measured is
+-- left out.
+CREATE FUNCTION usage_latency_us(p_cause text, p_ms double precision)
+RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT CASE WHEN p_cause NOT IN ('lost', 'not_started') AND p_ms BETWEEN 0 AND 1e9
+                THEN round(p_ms * 1000)::bigint END
+$$;
+
+-- The sums as they would be if they were taken now, from the rows.
+CREATE VIEW usage_summed AS
+SELECT u.tenant_id, s.span_ms, u.created_ms - mod(u.created_ms, s.span_ms) AS starts_ms, u.month,
+       u.key_id, u.model, u.version, u.cause, u.service_class,
+       count(*) AS requests,
+       sum(u.metered_prompt_tokens)::bigint AS prompt_tokens,
+       sum(u.metered_cached_tokens)::bigint AS cached_tokens,
+       sum(u.metered_cache_write_5m_tokens)::bigint AS cache_write_5m_tokens,
+       sum(u.metered_cache_write_1h_tokens)::bigint AS cache_write_1h_tokens,
+       sum(u.metered_output_tokens)::bigint AS output_tokens,
+       sum(u.metered_reasoning_tokens)::bigint AS reasoning_tokens,
+       sum(u.accepted_tokens)::bigint AS accepted_tokens,
+       sum(u.delivered_tokens)::bigint AS delivered_tokens,
+       sum(u.billed_micro)::bigint AS billed_micro,
+       sum(u.adjusted_micro)::bigint AS adjusted_micro,
+       count(l.first_token_us) AS first_token_count,
+       coalesce(sum(l.first_token_us), 0)::bigint AS first_token_us,
+       count(l.inter_token_us) AS inter_token_count,
+       coalesce(sum(l.inter_token_us), 0)::bigint AS inter_token_us
+FROM usage AS u
+CROSS JOIN (VALUES (3600000::bigint), (86400000)) AS s (span_ms)
+CROSS JOIN LATERAL (SELECT usage_latency_us(u.cause, u.first_token_ms) AS first_token_us,
+                           usage_latency_us(u.cause, u.inter_token_ms) AS inter_token_us) AS l
+GROUP BY u.tenant_id, s.span_ms, u.created_ms - mod(u.created_ms, s.span_ms), u.month, u.key_id,
+         u.model, u.version, u.cause, u.service_class;
+
+-- As in 0004, with the very types of `usage` in the second branch: only then does a page of a
+-- tenant's requests come from the indexes in order, and not from a sort of them all.
+CREATE OR REPLACE VIEW requests AS
+SELECT u.request_id, u.month, u.tenant_id, u.key_id, u.gateway_id, u.model, u.version, u.region,
+       u.service_class, u.dialect, u.endpoint, u.stream, u.price_id, u.prompt_tokens,
+       u.max_tokens, u.choices, u.amount_micro, u.floor_micro, u.reserved_micro, u.day,
+       'settled' AS state, u.cause, u.settled_by, u.attempts, u.metered_prompt_tokens,
+       u.metered_cached_tokens, u.metered_cache_write_5m_tokens,
+       u.metered_cache_write_1h_tokens, u.metered_output_tokens, u.metered_reasoning_tokens,
+       u.accepted_tokens, u.delivered_tokens, u.billed_micro, u.adjusted_micro,
+       u.bill_limit_micro, u.queue_ms, u.prefill_ms, u.first_token_ms, u.inter_token_ms,
+       u.total_ms, u.created_ms, u.ended_ms
+FROM usage AS u
+UNION ALL
+SELECT r.request_id, r.month, r.tenant_id, r.key_id, r.gateway_id, r.model, r.version, r.region,
+       r.service_class, r.dialect, r.endpoint, r.stream, r.price_id, r.prompt_tokens,
+       r.max_tokens, r.choices, r.amount_micro, r.floor_micro, r.reserved_micro, r.day,
+       'open', NULL, NULL, 0, z.zero, z.zero, z.zero, z.zero, z.zero, z.zero, z.zero, z.zero,
+       z.zero, z.zero, NULL, NULL, NULL, NULL, NULL, NULL, r.created_ms, NULL
+FROM reservations AS r CROSS JOIN (SELECT 0::bigint) AS z (zero);
+
+-- As in 0004, but the sums are taken under a reader's lock. The tables are then locked whole,
+-- in the order in which every statement locks them, for as long as two drops take: a statement
+-- planned for all partitions waits for each of them. Whoever calls this bounds `lock_timeout`,
+-- under the server's `deadlock_timeout`, so that it is we who give way; it is tried again.
+CREATE OR REPLACE FUNCTION ledger_drop_month(p_month integer) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    v_suffix text := format('_y%sm%s', p_month / 100, lpad((p_month % 100)::text, 2, '0'));
+    v_rows bigint;
+BEGIN
+    IF to_regclass('usage' || v_suffix) IS NULL THEN
+        RETURN NULL;
+    END IF;
+    EXECUTE format(
+        'WITH month AS (
+             SELECT tenant_id, count(*) AS requests, sum(billed_micro) AS billed_micro,
+                    sum(adjusted_micro) AS adjusted_micro
+             FROM %I GROUP BY tenant_id
+         ),
+         kept AS (
+             INSERT INTO usage_retired AS t
+             SELECT m.tenant_id, %s, m.requests, m.billed_micro, m.adjusted_micro FROM month AS m
+             ON CONFLICT (tenant_id, month) DO UPDATE
+             SET requests = t.requests + excluded.requests,
+                 billed_micro = t.billed_micro + excluded.billed_micro,
+                 adjusted_micro = t.adjusted_micro + excluded.adjusted_micro
+         )
+         SELECT coalesce(sum(m.requests), 0) FROM month AS m',
+        'usage' || v_suffix, p_month) INTO v_rows;
+    DELETE FROM usage_corrections WHERE month = p_month;
+    FOR i IN REVERSE 20 .. 1 LOOP
+        BEGIN
+            LOCK TABLE ONLY usage, ONLY witnesses IN ACCESS EXCLUSIVE MODE;
+            EXIT;
+        EXCEPTION WHEN lock_not_available THEN
+            IF i = 1 THEN
+                RAISE;
+            END IF;
+            PERFORM pg_sleep(0.5);
+        END;
+    END LOOP;
+    EXECUTE format('DROP TABLE %I, %I', 'usage' || v_suffix, 'witnesses' || v_suffix);
+    RETURN v_rows;
+END $$;
