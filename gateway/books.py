@@ -2,8 +2,9 @@
 
 Hard-capped tenants are refused then, for nobody can say what they have left; the others'
 reservations and all settlements go to the spool, in order, and from there to the ledger when
-it is back. A word that the ledger rejects is set aside for a person, and those after it go on.
-Invariant: a request's settlement never overtakes its reservation.
+it is back. From then on new requests go to the ledger at once, whatever still waits in the
+spool about others. A word that the ledger refuses or rejects is set aside for a person, and
+those after it go on. Invariant: a request's settlement never overtakes its reservation.
 """
 
 import asyncio
@@ -19,7 +20,15 @@ from store.ledger import Ledger, LedgerAwayError, LedgerRejectedError, NotReserv
 _log = logging.getLogger(__name__)
 
 AWAY = LedgerRefused(reason="away")
-REJECTED = (LedgerRejectedError, ValueError)  # repeating the same words is no help
+UNKEPT_MAX = 10_000  # settlements in memory alone: the disk refused them
+
+
+class RefusedError(Exception):
+    """The ledger refuses a reservation of a request that was served meanwhile."""
+
+
+# Repeating the same words is no help.
+REJECTED = (LedgerRejectedError, NotReservedError, RefusedError, ValueError)
 # Is refused, and changes nothing; that it is answered says that Postgres is there.
 _PROBE = TopUp(request_id="", tenant_id="", total_micro=0)
 
@@ -31,6 +40,7 @@ class Books:
         self._ledger = ledger
         self._spool = spool
         self._recovering = asyncio.Lock()
+        self._unkept: list[Settle] = []
         self.away = False
         self.refused_words = 0
 
@@ -41,7 +51,7 @@ class Books:
 
     async def reserve(self, asked: Reserve, *, hard_capped: bool) -> Reserved | LedgerRefused:
         """Hold money; `away` when it cannot be held and may not be spooled."""
-        if self._direct:
+        if not self.away:
             try:
                 return await self._ledger.reserve(asked)
             except LedgerAwayError:
@@ -61,7 +71,7 @@ class Books:
 
     async def top_up(self, more: TopUp) -> Reserved | LedgerRefused:
         """Hold more; `away` may be asked again."""
-        if not self._direct:
+        if not self._may_tell(more.request_id):
             return AWAY
         try:
             return await self._ledger.top_up(more)
@@ -75,9 +85,9 @@ class Books:
     async def settle(self, word: Settle) -> None:
         """Say how a request ended: to the ledger, or else to the spool."""
         record, rejected = Record(settle=word), ""
-        if self._direct:
+        if self._may_tell(word.request_id):
             try:
-                await self._settle(word)
+                await self._ledger.settle(word)
             except LedgerAwayError:
                 self._lost_contact()
             except REJECTED as error:
@@ -89,30 +99,33 @@ class Books:
                 await self._set_aside(record, rejected)
             else:
                 await self._spool.append(record)
-        except SpoolError:
-            # The worker's journal still has the totals, and the sweeper the reservation.
-            facts = {"request_id": word.request_id, "cause": word.cause}
-            _log.exception("a settlement was not kept", extra={"facts": facts})
+        except SpoolError as error:
+            self._keep_in_memory(word, str(error))
 
     async def checkpoint(self, witnesses: Sequence[Witness]) -> None:
         """Tell of answers under way; a checkpoint missed is made up for by the next."""
-        if self._direct:
-            try:
-                rejected = await self._say([Record(witness=witness) for witness in witnesses])
-            except LedgerAwayError:
-                self._lost_contact()
-                return
-            for record, reason in rejected:
-                self._refused(_request_id(record), reason)
+        if self.away:
+            return
+        try:
+            rejected = await self._say([Record(witness=witness) for witness in witnesses])
+        except LedgerAwayError:
+            self._lost_contact()
+            return
+        for record, reason in rejected:
+            self._refused(record.request_id, reason)
 
     async def recover(self) -> int:
         """Replay the spool, if there is anything to; returns how many records were taken.
 
         With Postgres still away this changes nothing.
         """
-        if self._direct:
+        if not self.away and self._spool.empty and not self._unkept:
             return 0
-        return await self._recovered(self._spool.replay)
+        count = await self._recovered(self._spool.replay)
+        unkept, self._unkept = self._unkept, []
+        for word in unkept:
+            await self.settle(word)
+        return count
 
     async def adopt(self) -> int:
         """Replay what dead incarnations left on this disk."""
@@ -123,9 +136,9 @@ class Books:
     ) -> int:
         async with self._recovering:
             try:
-                count = await replay(self._apply)
                 if self.away:
                     await self._make_contact()
+                count = await replay(self._apply)
             except LedgerAwayError:
                 self._lost_contact()
                 return 0
@@ -134,7 +147,7 @@ class Books:
         return count
 
     async def _make_contact(self) -> None:
-        """Raises LedgerAwayError. There may have been nothing to replay, and so no answer."""
+        """Raises LedgerAwayError. Nobody need wait for a replay, which may be long."""
         with suppress(LedgerRejectedError):
             await self._ledger.top_up(_PROBE)
         self.away = False
@@ -164,26 +177,28 @@ class Books:
         if record.reserve is not None:
             answer = await self._ledger.reserve(record.reserve)
             if isinstance(answer, LedgerRefused):
-                self._refused(record.reserve.request_id, answer.reason)
+                raise RefusedError(answer.reason)
         elif record.settle is not None:
-            await self._settle(record.settle)
+            await self._ledger.settle(record.settle)
         elif record.witness is not None:
             await self._ledger.reconcile(record.witness)
 
     async def _set_aside(self, record: Record, reason: str) -> None:
         """Raises SpoolError."""
-        self._refused(_request_id(record), reason)
+        self._refused(record.request_id, reason)
         await self._spool.set_aside(record, reason)
 
-    async def _settle(self, word: Settle) -> None:
-        try:
-            await self._ledger.settle(word)
-        except NotReservedError:
-            self._refused(word.request_id, "not_open")
+    def _keep_in_memory(self, word: Settle, reason: str) -> None:
+        """Until the next recovery. Should we die before, the worker's journal has the totals."""
+        is_kept = len(self._unkept) < UNKEPT_MAX
+        if is_kept:
+            self._unkept.append(word)
+        facts = {"request_id": word.request_id, "reason": reason, "in_memory": is_kept}
+        _log.error("a settlement is not on disk", extra={"facts": facts})
 
-    @property
-    def _direct(self) -> bool:
-        return not self.away and self._spool.empty
+    def _may_tell(self, request_id: str) -> bool:
+        """Whether the ledger may hear of it now: it is there, and nothing earlier waits."""
+        return not self.away and not self._spool.holds(request_id)
 
     def _lost_contact(self) -> None:
         if not self.away:
@@ -195,8 +210,3 @@ class Books:
         self.refused_words += 1
         facts = {"request_id": request_id, "reason": reason}
         _log.error("the ledger refused a word about a request", extra={"facts": facts})
-
-
-def _request_id(record: Record) -> str:
-    word = record.reserve or record.settle or record.witness
-    return word.request_id if word is not None else ""

@@ -1,4 +1,4 @@
-"""What the ledger could not be told, kept on disk until it can: an append-only file, fsynced.
+"""What the ledger could not be told, kept on disk until it can.
 
 One folder for each incarnation of a gateway, locked while it lives; a later incarnation
 adopts the folders of dead ones. Records are replayed in the order they were written, and
@@ -8,45 +8,34 @@ will never take goes to `<name>.rejected` beside the folder, for a person. Invar
 """
 
 import asyncio
-import fcntl
-import logging
 import os
 import shutil
-import zlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from core.metering import Reserve, Settle, Witness
+from gateway.spool_file import (
+    UNREADABLE_SUFFIX,
+    Record,
+    add_line,
+    create,
+    framed,
+    locked,
+    read_records,
+    retire,
+    sync_folder,
+    write,
+)
 
-_log = logging.getLogger(__name__)
+__all__ = ["Apply", "Record", "Spool", "SpoolError"]
 
-HEADER_BYTES = 8  # length and CRC-32, both 4 bytes big-endian
-RECORD_BYTES_MAX = 1_048_576
 REPLAY_RECORDS = 256  # handed to `apply` at a time
-LOCK_NAME = "lock"
+END_BYTES = 2_048  # room kept for each end still owed: one of eight attempts takes less
 SUFFIX = ".spool"
-UNREADABLE_SUFFIX = ".unreadable"
 REJECTED_SUFFIX = ".rejected"
-
-
-class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One word to the ledger: exactly one field is set."""
-
-    reserve: Reserve | None = None
-    settle: Settle | None = None
-    witness: Witness | None = None
-
-    @property
-    def request_id(self) -> str:
-        """Which request it is about."""
-        word = self.reserve or self.settle or self.witness
-        assert word is not None
-        return word.request_id
 
 
 class SpoolError(Exception):
@@ -61,8 +50,6 @@ class _Pending(NamedTuple):
 
 Apply = Callable[[Sequence[Record]], Awaitable[None]]
 
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Record)
 _json = msgspec.json.Encoder()
 
 
@@ -79,6 +66,7 @@ class Spool:
         self._sizes: dict[int, int] = {}  # bytes by segment
         self._requests: dict[int, list[str]] = {}  # each record's, by segment
         self._held: Counter[str] = Counter()  # records by request, those being written too
+        self._owed: set[str] = set()  # requests begun here, whose ends may still come here
         self._pending: list[_Pending] = []
         self._pending_bytes = 0
         self._writer: asyncio.Task[None] | None = None
@@ -88,11 +76,11 @@ class Spool:
     def open(self) -> None:
         """Make and lock the folder. Raises OSError."""
         self._root.mkdir(parents=True, exist_ok=True)
-        lock = _lock(self._folder) if self._folder.exists() else _make_locked(self._folder)
+        lock = locked(self._folder) if self._folder.exists() else _make_locked(self._folder)
         if lock is None:
             raise OSError(f"{self._folder} is in use by another process")
         self._lock_file = lock
-        _sync_folder(self._root)
+        sync_folder(self._root)
 
     async def close(self) -> None:
         """Finish writing. An empty spool leaves nothing behind."""
@@ -115,8 +103,13 @@ class Spool:
 
     @property
     def takes_new_work(self) -> bool:
-        """Two thirds are kept for the ends of requests already accepted, which say more."""
-        return self.size_bytes < self._bytes_max // 3
+        """Whether one more request may begin here.
+
+        There is room for the ends of all that did, and a third besides for the ends of requests
+        that began while the ledger was there.
+        """
+        owed_bytes = len(self._owed) * END_BYTES
+        return self.size_bytes + owed_bytes < self._bytes_max - self._bytes_max // 3
 
     def holds(self, request_id: str) -> bool:
         """Whether words about this request wait here: a later one must not overtake them."""
@@ -124,15 +117,17 @@ class Spool:
 
     async def append(self, record: Record) -> None:
         """Returns when it is on disk. Raises SpoolError."""
-        body = _encoder.encode(record)
-        assert len(body) <= RECORD_BYTES_MAX
-        data = len(body).to_bytes(4, "big") + zlib.crc32(body).to_bytes(4, "big") + body
+        data = framed(record)
         if self.size_bytes + len(data) > self._bytes_max:
             raise SpoolError(f"the spool holds its {self._bytes_max} bytes")
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pending.append(_Pending(data, record.request_id, written))
         self._pending_bytes += len(data)
         self._held[record.request_id] += 1
+        if record.reserve is not None:
+            self._owed.add(record.request_id)
+        elif record.settle is not None:
+            self._owed.discard(record.request_id)
         if self._writer is None:
             self._writer = asyncio.create_task(self._write_pending())
         await written
@@ -146,7 +141,7 @@ class Spool:
         path = self._root / (self._folder.name + REJECTED_SUFFIX)
         async with self._setting_aside:
             try:
-                await asyncio.to_thread(_add_line, path, line, self._bytes_max)
+                await asyncio.to_thread(add_line, path, line, self._bytes_max)
             except OSError as error:
                 raise SpoolError(f"a rejected record cannot be kept: {error}") from error
 
@@ -169,7 +164,7 @@ class Spool:
         for folder in sorted(self._root.iterdir()):
             if folder == self._folder or folder.name.startswith(".") or not folder.is_dir():
                 continue
-            lock = _lock(folder)
+            lock = locked(folder)
             if lock is None:
                 continue  # its owner lives, or another has adopted it
             try:
@@ -199,11 +194,8 @@ class Spool:
         data = b"".join(pending.data for pending in batch)
         try:
             if self._file < 0:
-                self._file = await asyncio.to_thread(_create, self._path(self._segment + 1))
-                self._segment += 1
-                self._sizes[self._segment] = 0
-                self._requests[self._segment] = []
-            await asyncio.to_thread(_write, self._file, data)
+                await self._begin_segment()
+            await asyncio.to_thread(write, self._file, data)
         except OSError:
             self._end_segment()  # whatever is at its end now, nothing shall come after it
             raise
@@ -211,6 +203,12 @@ class Spool:
             self._pending_bytes -= len(data)
         self._sizes[self._segment] += len(data)
         self._requests[self._segment] += [pending.request_id for pending in batch]
+
+    async def _begin_segment(self) -> None:
+        self._file = await asyncio.to_thread(create, self._path(self._segment + 1))
+        self._segment += 1
+        self._sizes[self._segment] = 0
+        self._requests[self._segment] = []
 
     def _end_segment(self) -> None:
         if self._file >= 0:
@@ -222,6 +220,7 @@ class Spool:
             self._held[request_id] -= 1
             if not self._held[request_id]:
                 del self._held[request_id]
+                self._owed.discard(request_id)
 
     def _rotate(self) -> list[int]:
         """Segments nothing is written to any more, oldest first."""
@@ -234,82 +233,13 @@ class Spool:
         return self._folder / f"{segment:08d}{SUFFIX}"
 
 
-def read_records(data: bytes) -> tuple[list[Record], int]:
-    """Records from the start of `data`, and where they stop making sense: its end, or a tear."""
-    records: list[Record] = []
-    at = 0
-    while len(data) - at >= HEADER_BYTES:
-        length = int.from_bytes(data[at : at + 4], "big")
-        crc = int.from_bytes(data[at + 4 : at + HEADER_BYTES], "big")
-        body = data[at + HEADER_BYTES : at + HEADER_BYTES + length]
-        if not 0 < length <= RECORD_BYTES_MAX or len(body) < length or zlib.crc32(body) != crc:
-            break
-        try:
-            records.append(_decoder.decode(body))
-        except msgspec.MsgspecError:
-            break
-        at += HEADER_BYTES + length
-    return records, at
-
-
 async def _replay_file(path: Path, apply: Apply) -> int:
     data = await asyncio.to_thread(path.read_bytes)
     records, end = read_records(data)
     for start in range(0, len(records), REPLAY_RECORDS):
         await apply(records[start : start + REPLAY_RECORDS])
-    await asyncio.to_thread(_retire, path, data[end:])
+    await asyncio.to_thread(retire, path, data[end:])
     return len(records)
-
-
-def _retire(path: Path, rest: bytes) -> None:
-    if _is_torn_tail(rest):
-        path.unlink()
-        return
-    # Not the mark of a crash: keep the bytes for a person to look at.
-    path.rename(path.with_suffix(UNREADABLE_SUFFIX))
-    facts = {"path": str(path), "bytes": len(rest)}
-    _log.error("spool records are unreadable", extra={"facts": facts})
-
-
-def _is_torn_tail(rest: bytes) -> bool:
-    """Whether this is what a crash leaves at the end: part of one record, or zeros."""
-    if len(rest) < HEADER_BYTES or not rest.strip(b"\0"):
-        return True
-    length = int.from_bytes(rest[:4], "big")
-    return 0 < length <= RECORD_BYTES_MAX and len(rest) <= HEADER_BYTES + length
-
-
-def _create(path: Path) -> int:
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    try:
-        _sync_folder(path.parent)
-    except OSError:
-        os.close(file)
-        raise
-    return file
-
-
-def _add_line(path: Path, line: bytes, bytes_max: int) -> None:
-    file = _create(path)
-    try:
-        if os.fstat(file).st_size + len(line) > bytes_max:
-            raise OSError(f"{path} holds its {bytes_max} bytes")
-        _write(file, line)
-    finally:
-        os.close(file)
-
-
-def _write(file: int, data: bytes) -> None:
-    before = os.fstat(file).st_size
-    try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(file, view) :]
-        os.fdatasync(file)
-    except OSError:
-        with suppress(OSError):
-            os.ftruncate(file, before)  # its caller is told that it is not kept
-        raise
 
 
 def _tell(batch: list[_Pending], error: SpoolError | None) -> None:
@@ -326,28 +256,7 @@ def _make_locked(folder: Path) -> int | None:
     """Seen by its name only once it is locked: else another would adopt and remove it."""
     hidden = folder.with_name(f".{folder.name}")
     hidden.mkdir(exist_ok=True)
-    lock = _lock(hidden)
+    lock = locked(hidden)
     if lock is not None:
         hidden.rename(folder)
     return lock
-
-
-def _lock(folder: Path) -> int | None:
-    try:
-        file = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
-    except FileNotFoundError:
-        return None  # the folder has just been removed
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(file)
-        return None
-    return file
-
-
-def _sync_folder(folder: Path) -> None:
-    file = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
