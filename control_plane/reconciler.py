@@ -16,6 +16,7 @@ from control_plane.services import Services
 from core.reconcile import (
     ACCOUNT_KINDS,
     LOOKED_FOR,
+    OVERDUE_KINDS,
     REQUEST_KINDS,
     STATE_KINDS,
     WINDOW_MS_MIN,
@@ -50,14 +51,17 @@ class Reconciler:
         self._graces = Graces(
             grace_ms=settings.reconcile_grace_ms, overdue_ms=settings.reconcile_overdue_ms
         )
+        self._listens = False
         self._windows_ms = {Feed.WORDS: WINDOW_MS_MIN, Feed.OVERDUE: WINDOW_MS_MIN}
 
     async def round(self) -> None:
         """Raises StoreAwayError; what was committed stays, and the next round goes on from it."""
         until_s = time.monotonic() + DUTY * self.every_ms / 1000
-        for feed in (Feed.WORDS, Feed.OVERDUE):
-            while await self._words(feed) and time.monotonic() < until_s:
-                pass
+        await self._listen()
+        feeds = [Feed.WORDS, Feed.OVERDUE] if self._listens else [Feed.WORDS]
+        while feeds := [feed for feed in feeds if await self._words(feed)]:
+            if time.monotonic() >= until_s:
+                break
         await self._names(Feed.REQUESTS)
         await self._names(Feed.ACCOUNTS)
         while await self._entries() and time.monotonic() < until_s:
@@ -66,6 +70,11 @@ class Reconciler:
         while await self._revisit() and time.monotonic() < until_s:
             pass
         await self._measure()
+
+    async def _listen(self) -> None:
+        """After a pause of all control planes nothing is overdue until it has had its time."""
+        async with self._services.postgres.transaction() as conn:
+            self._listens = await reconcile.listen(conn, overdue_ms=self._graces.overdue_ms)
 
     # Slices: each is one transaction, and says whether there is more.
 
@@ -181,10 +190,11 @@ class Reconciler:
         look: Look,
         corrected: frozenset[str] = frozenset(),
     ) -> Written:
+        kinds = frozenset(kinds) - (frozenset() if self._listens else OVERDUE_KINDS)
         known = await differences.known(conn, kinds, look.judged) if look.judged else []
         return await differences.write(
             conn,
-            judge(look.found, known),
+            judge([item for item in look.found if item.kind in kinds], known),
             patience_ms=self._settings.spool_patience_ms,
             corrected=corrected,
         )

@@ -52,6 +52,8 @@ REQUEST_KINDS = frozenset(
 # What entries have posted is asked only of what is about to be recounted.
 LOOKED_FOR = REQUEST_KINDS - {Kind.MISPOSTED}
 ACCOUNT_KINDS = frozenset({Kind.BALANCE, Kind.HELD})
+# That nothing came says nothing when nobody was there to hear it.
+OVERDUE_KINDS = frozenset({Kind.UNKNOWN_REQUEST, Kind.UNCONFIRMED})
 # Seen whole in every round, for their tables are small.
 STATE_KINDS = frozenset({Kind.OPEN_TOO_LONG, Kind.SPOOL, Kind.REFUSED_WORDS})
 # That it is not found any more says nothing: what was refused is on some disk.

@@ -15,6 +15,7 @@ from store.rows import struct_row
 
 FROM_NEWEST = 2**63 - 1
 FORGET_MAX = 1_000
+CLOSE_MAX = 10_000
 
 _sql = load("differences")
 
@@ -119,6 +120,12 @@ async def close(conn: Connection, difference_id: int, note: str) -> Told | None:
     async with conn.cursor(row_factory=struct_row(Told)) as cursor:
         await cursor.execute(_sql["close"], {"id": difference_id, "note": note})
         return await cursor.fetchone()
+
+
+async def close_kind(conn: Connection, kind: Kind, upto: int, note: str) -> int:
+    """All open ones of a kind up to this id, at most `CLOSE_MAX` at a time. Returns how many."""
+    parameters = {"kind": kind, "upto": upto, "note": note, "limit": CLOSE_MAX}
+    return (await conn.execute(_sql["close_kind"], parameters)).rowcount
 
 
 async def forget(conn: Connection, *, kept_ms: int) -> None:

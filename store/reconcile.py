@@ -22,6 +22,7 @@ from store.queries import load
 from store.rows import struct_row
 
 TURN = 0x4845_4152  # an advisory lock; any fixed number that is ours
+CONTACT_GAP_MS = 60_000  # between rounds, failed ones and their back-off included
 POSTED_TIMEOUT_MS = 2_000
 STATES_MAX = 1_000  # of each kind
 
@@ -64,6 +65,17 @@ async def take_turn(conn: Connection) -> bool:
     """Until the transaction ends nobody else reconciles; False when somebody does."""
     row = await (await conn.execute(_sql["take_turn"], {"lock": TURN})).fetchone()
     assert row is not None
+    return bool(row[0])
+
+
+async def listen(conn: Connection, *, overdue_ms: int) -> bool:
+    """Note that we are there; whether some reconciler was for all of `overdue_ms`.
+
+    Where a control plane was, journals could be taken; where none was, they could not.
+    """
+    bounds = {"gap_ms": CONTACT_GAP_MS, "overdue_ms": overdue_ms}
+    row = await (await conn.execute(_sql["listen"], bounds)).fetchone()
+    assert row is not None, "the migration made it"
     return bool(row[0])
 
 

@@ -34,6 +34,19 @@ class CloseDifference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     note: Annotated[str, msgspec.Meta(min_length=1, max_length=NOTE_CHARACTERS_MAX)]
 
 
+class CloseKind(CloseDifference, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`upto`: the newest id that was seen; what came since stays open."""
+
+    kind: Kind
+    upto: Annotated[int, msgspec.Meta(ge=1, le=FROM_NEWEST)]
+
+
+class ClosedKind(msgspec.Struct, frozen=True, kw_only=True):
+    """How many; at most 10,000 at a time."""
+
+    closed: int
+
+
 class ClosedDifference(msgspec.Struct, frozen=True, kw_only=True):
     """It is not told again unless it grows."""
 
@@ -75,3 +88,13 @@ async def close_difference(
             conn, actor=ADMIN, action="difference.close", subject=str(difference), detail=detail
         )
     return ClosedDifference(id=difference, kind=closed.kind, subject=closed.subject)
+
+
+@post("/reconciliation/close", status_code=200)
+async def close_kind(services: NamedDependency[Services], data: JSONBody[CloseKind]) -> ClosedKind:
+    """All of one kind, as when a lost disk has left thousands."""
+    async with services.postgres.transaction() as conn:
+        count = await differences.close_kind(conn, data.kind, data.upto, data.note)
+        detail = msgspec.to_builtins(data) | {"closed": count}
+        await record(conn, actor=ADMIN, action="difference.close", subject=data.kind, detail=detail)
+    return ClosedKind(closed=count)

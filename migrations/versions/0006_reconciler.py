@@ -13,6 +13,7 @@ depends_on = None
 
 # A feed's place: a time and, among the rows of one time, a name; or a name alone. Words heard
 # before the reconciler's first day are for the feed of requests, which passes over them all.
+# `contact` is since when somebody has listened to workers without a pause.
 CURSORS = """
 CREATE TABLE reconcile_cursors (
     feed     text PRIMARY KEY,
@@ -20,7 +21,8 @@ CREATE TABLE reconcile_cursors (
     place    text NOT NULL DEFAULT '',
     moved_at timestamptz NOT NULL DEFAULT now()
 );
-INSERT INTO reconcile_cursors (feed) VALUES ('words'), ('overdue'), ('requests'), ('accounts');
+INSERT INTO reconcile_cursors (feed)
+VALUES ('words'), ('overdue'), ('requests'), ('accounts'), ('contact');
 """
 
 # An account's entries are verified once, in order, from where they were left.

@@ -65,6 +65,13 @@ UPDATE differences SET resolved_at = now(), resolution = 'closed', note = :note
 WHERE id = :id AND resolved_at IS NULL
 RETURNING kind, subject
 
+-- All that are open of a kind, up to the newest that was seen.
+-- name: close_kind
+UPDATE differences SET resolved_at = now(), resolution = 'closed', note = :note
+WHERE id IN (SELECT id FROM differences
+             WHERE resolved_at IS NULL AND raised_at IS NOT NULL AND kind = :kind AND id <= :upto
+             ORDER BY id LIMIT :limit)
+
 -- name: forget
 DELETE FROM differences
 WHERE id IN (SELECT id FROM differences

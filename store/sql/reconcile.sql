@@ -14,6 +14,14 @@ SELECT at, place FROM reconcile_cursors WHERE feed = :feed
 -- name: move_cursor
 UPDATE reconcile_cursors SET at = :at, place = :place, moved_at = now() WHERE feed = :feed
 
+-- Whether a control plane has been there to take journals for so long, without a pause.
+-- name: listen
+UPDATE reconcile_cursors
+SET at = CASE WHEN moved_at < now() - :gap_ms * interval '1 millisecond' THEN now() ELSE at END,
+    moved_at = now()
+WHERE feed = 'contact'
+RETURNING at <= now() - :overdue_ms * interval '1 millisecond'
+
 -- How far a feed of times is behind what it should have seen.
 -- name: lags
 SELECT feed, greatest(0, extract(epoch FROM now() - at) * 1000)::bigint AS lag_ms

@@ -449,6 +449,33 @@ async def test_a_journal_is_given_time(case):
     assert await case.differences() == []
 
 
+async def test_nothing_is_overdue_while_nobody_could_hear(case):
+    tenant = await a_tenant(case.pg)
+    await case.ledger.reserve(a_reserve("req_1", tenant_id=tenant))
+    await case.ledger.settle(a_settle("req_1", tenant_id=tenant))
+    await case.ledger.reconcile(a_witness("req_unheard"))
+    await case.run("ALTER TABLE witnesses DISABLE TRIGGER USER")
+    await case.run("UPDATE witnesses SET recorded_at = now() - interval '3 hours'")
+    await case.run(
+        "UPDATE reconcile_cursors SET at = now() - interval '4 hours',"
+        " moved_at = now() - interval '2 minutes'"  # since when every control plane was down
+    )
+    await case.rounds(3)
+    assert await case.differences() == []
+    await case.run(
+        "UPDATE reconcile_cursors SET at = now() - interval '1 hour' WHERE feed = 'contact'"
+    )
+    await case.rounds(3)
+    assert sorted(await case.differences()) == [
+        ("unconfirmed", "req_1", None),
+        ("unknown_request", "req_unheard", None),
+    ]
+    # What is open stays so when they pause again.
+    await case.run("UPDATE reconcile_cursors SET moved_at = now() - interval '2 minutes'")
+    await case.rounds(3)
+    assert [resolution for *_, resolution in await case.differences()] == [None, None]
+
+
 async def test_a_request_that_has_ended_without_work_needs_no_journal(overdue):
     tenant = await a_tenant(overdue.pg)
     await overdue.ledger.reserve(a_reserve("req_1", tenant_id=tenant))
@@ -649,7 +676,13 @@ async def test_operators_see_what_is_open_and_close_it(plane):
 
     async with pg.transaction() as conn:
         await assert_lease(conn, "gw_1", "local", 5_000, refused_words=3)
-    assert {item["subject"] for item in await until_open(plane, 2)} == {"gw_1", "gw_2"}
+    newest, oldest = await until_open(plane, 2)
+    assert (newest["subject"], oldest["subject"]) == ("gw_1", "gw_2")
+    words = {"kind": "refused_words", "upto": oldest["id"], "note": "all said"}
+    close = "/reconciliation/close"
+    assert (await plane.admin("POST", close, words)).json() == {"closed": 1}
+    assert (await plane.admin("POST", close, words)).json() == {"closed": 0}
+    assert (await until_open(plane, 1)) == [newest]
 
 
 async def test_bad_questions_are_refused(postgres_url, valkey_url):
@@ -661,6 +694,10 @@ async def test_bad_questions_are_refused(postgres_url, valkey_url):
         ):
             answer = await plane.admin("GET", "/reconciliation", **query)
             assert_refused(answer, 422, "unprocessable", param)
+        words = {"kind": "chain", "upto": 1, "note": "x"}
+        for change in ({"kind": "mood"}, {"upto": 0}, {"note": ""}, {"who": 1}):
+            answer = await plane.admin("POST", "/reconciliation/close", words | change)
+            assert_refused(answer, 422, "unprocessable", *change)
         for body, param in (({}, "note"), ({"note": ""}, "note"), ({"note": "x", "who": 1}, "who")):
             answer = await plane.admin("POST", "/reconciliation/1/close", body)
             assert_refused(answer, 422, "unprocessable", param)

@@ -68,6 +68,7 @@ def test_every_kind_is_looked_at_again_or_is_for_a_person():
     groups = [reconcile.REQUEST_KINDS, reconcile.ACCOUNT_KINDS, reconcile.STATE_KINDS]
     assert sum(map(len, groups)) == len(frozenset().union(*groups))
     assert frozenset().union(*groups) == frozenset(Kind) - {Kind.CHAIN}
+    assert reconcile.OVERDUE_KINDS < reconcile.LOOKED_FOR < reconcile.REQUEST_KINDS
 
 
 @pytest.mark.parametrize(
