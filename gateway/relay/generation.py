@@ -315,7 +315,7 @@ class Generation:
         return None
 
     def _take_started(self, attempt: _Attempt, frame: Started) -> None:
-        attempt.usage = Usage(prompt_tokens=frame.prompt_tokens, cached_tokens=frame.cached_tokens)
+        attempt.usage = _read(frame)
         self._delivery.open(
             prompt_tokens=len(self.job.prompt_ids), cached_tokens=frame.cached_tokens
         )
@@ -377,9 +377,7 @@ class Generation:
                 self._count_tokens(attempt, len(frame.ids))
                 self._delivery.count(len(frame.ids))
             case Started():
-                attempt.usage = Usage(
-                    prompt_tokens=frame.prompt_tokens, cached_tokens=frame.cached_tokens
-                )
+                attempt.usage = _read(frame)
             case Finished():
                 self.engine_timings = frame.timings
                 self._end(attempt, frame.usage)
@@ -394,6 +392,10 @@ class Generation:
         """Close the attempt with its totals. One that did nothing has none."""
         attempt.ended = True
         attempt.stream.close()
+        if not usage.is_possible:
+            facts = {"request_id": self.job.request_id, "replica": attempt.placed.replica}
+            _log.error(f"a worker tells impossible totals: {usage}", extra={"facts": facts})
+            usage = attempt.usage  # the ledger would reject the others, and hold for ever
         if usage != Usage():
             self.totals.append(_totals(attempt, usage))
 
@@ -461,3 +463,9 @@ class Generation:
 
 def _totals(attempt: _Attempt, usage: Usage) -> AttemptTotals:
     return AttemptTotals(attempt=attempt.number, replica_id=attempt.placed.replica, usage=usage)
+
+
+def _read(frame: Started) -> Usage:
+    """What an attempt has cost as it starts: the prompt, and no more cached than there is."""
+    cached = min(frame.cached_tokens, frame.prompt_tokens)
+    return Usage(prompt_tokens=frame.prompt_tokens, cached_tokens=cached)

@@ -9,7 +9,7 @@ import pytest
 
 from core.money import Price
 from core.pricing import UNPRICED, ListedPrice
-from core.protocol import Finished, Timings, Usage
+from core.protocol import Finished, Started, Timings, Usage
 from gateway import anthropic, openai
 from store import registry, tenants
 from store.prices import PriceBook, create_book, seed_prices
@@ -214,3 +214,23 @@ async def test_every_part_is_told_and_charged(world: World) -> None:
         assert dialect.to_usage(answer.json()["usage"]) == usage
         # 7 for the request; 0.2, 2 * 10 and 100 for what caches did; 3 * 1,000 and 2 * 10,000.
         assert row.billed_micro == 7 + (row.prompt_tokens - 5) + 120 + 23_000
+
+
+async def test_totals_that_cannot_be_are_told_as_the_gateway_counted_them(world: World) -> None:
+    async def lying(run: Run) -> None:
+        run.started = True
+        prompt = len(run.message.prompt_ids)
+        begin = Started(boot_id=run.worker.boot_id, prompt_tokens=prompt, cached_tokens=prompt + 1)
+        await run.send(begin)
+        await produce(run, 5, 0.0)
+        run.ended = True
+        usage = Usage(prompt_tokens=prompt, cached_tokens=prompt + 1, output_tokens=-1)
+        await run.send(Finished(cause="complete", usage=usage, timings=Timings(), journal_seq=1))
+
+    world.worker.default = lying
+    caller = await a_caller(world)
+    for path in PATHS:
+        assert (await post(world, caller, path)).status_code == 200
+    for row in await world.settled(caller, len(PATHS)):
+        assert row.metered_cached_tokens == row.metered_prompt_tokens == row.prompt_tokens
+        assert row.metered_output_tokens == 5
