@@ -32,6 +32,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     price_book: str = "list"  # whose prices it pays; what the book leaves out is at list price
     tier: str = "standard"  # of prices
     billed: bool = True  # false: a model without a price is free, and not refused
+    hard_capped: bool = False  # prepaid, or some hard limit is on the whole account
     disabled: bool
     version: int
 
@@ -43,6 +44,7 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
     tenant_id: TenantId
     name: str
     revoked: bool
+    hard_capped: bool = False  # some hard limit is on this key
     version: int
 
 

@@ -26,6 +26,11 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     key: KeyRecord
     tenant: Tenant
 
+    @property
+    def hard_capped(self) -> bool:
+        """Whether anything it spends is under a hard limit: the account's, or this key's."""
+        return self.tenant.hard_capped or self.key.hard_capped
+
 
 class TenancyChanges(msgspec.Struct, frozen=True, kw_only=True):
     """Rows changed since a cursor, as they are now, and the next cursor."""

@@ -72,6 +72,7 @@ class _TenantRow(msgspec.Struct, frozen=True, kw_only=True):
     disabled: bool
     version: int
     hard_cap_micro: int | None
+    hard_capped: bool
 
     def tenant(self) -> Tenant:
         return Tenant(
@@ -89,6 +90,7 @@ class _TenantRow(msgspec.Struct, frozen=True, kw_only=True):
             price_book=self.price_book,
             tier=self.tier,
             billed=self.billed,
+            hard_capped=self.hard_capped,
             disabled=self.disabled,
             version=self.version,
         )
@@ -137,14 +139,20 @@ async def tenant_for_change(conn: Connection, tenant_id: str) -> Tenant | None:
 
 
 async def change_tenant(conn: Connection, tenant: Tenant) -> Tenant:
-    """Write all but its name and salt; returns it with its new version."""
+    """Write all but its name and salt; returns it as it is then, with its new version."""
     version = await next_change(conn, "tenancy")
-    changed = msgspec.structs.replace(tenant, version=version)
-    values = msgspec.structs.asdict(changed)
+    values = msgspec.structs.asdict(tenant) | {"version": version}
     limits = msgspec.structs.asdict(values.pop("limits"))
     await conn.execute(_sql["update_tenant"], {**values, **limits})
     await set_hard_cap(conn, tenant.id, tenant.hard_cap_micro)
-    return changed
+    return await _there(conn, tenant.id)
+
+
+async def touch_tenant(conn: Connection, tenant_id: str) -> int:
+    """Have gateways read it again, with what belongs to it; returns its new version."""
+    version = await next_change(conn, "tenancy")
+    await conn.execute(_sql["touch_tenant"], {"id": tenant_id, "version": version})
+    return version
 
 
 async def create_key(
@@ -154,6 +162,20 @@ async def create_key(
     version = await next_change(conn, "tenancy")
     names = {"id": key_id, "tenant_id": tenant_id, "name": name, "public": public}
     await conn.execute(_sql["create_key"], {**names, "digest": digest, "version": version})
+    return version
+
+
+async def key_by_id(conn: Connection, key_id: str) -> KeyRow | None:
+    """Revoked ones too."""
+    async with conn.cursor(row_factory=struct_row(KeyRow)) as cursor:
+        await cursor.execute(_sql["key_by_id"], {"id": key_id})
+        return await cursor.fetchone()
+
+
+async def touch_key(conn: Connection, key_id: str) -> int:
+    """As `touch_tenant`; returns the key's new version."""
+    version = await next_change(conn, "tenancy")
+    await conn.execute(_sql["touch_key"], {"id": key_id, "version": version})
     return version
 
 
@@ -182,9 +204,7 @@ async def key_by_digest(conn: Connection, digest: bytes) -> tuple[KeyRecord, Ten
         key = await cursor.fetchone()
     if key is None:
         return None
-    tenant = await tenant_by_id(conn, key.tenant_id)
-    assert tenant is not None, "tenants are disabled, never deleted"
-    return key, tenant
+    return key, await _there(conn, key.tenant_id)
 
 
 async def changes_since(conn: Connection, since: int, *, limit: int = CHANGES_MAX) -> Changes:
@@ -203,6 +223,12 @@ async def changes_since(conn: Connection, since: int, *, limit: int = CHANGES_MA
         if len(rows) == limit:
             version = min(version, rows[-1].version)
     return Changes(keys=tuple(keys), tenants=tuple(tenants), version=version)
+
+
+async def _there(conn: Connection, tenant_id: str) -> Tenant:
+    tenant = await tenant_by_id(conn, tenant_id)
+    assert tenant is not None, "tenants are disabled, never deleted"
+    return tenant
 
 
 async def _tenants(conn: Connection, statement: str, values: Mapping[str, object]) -> list[Tenant]:

@@ -243,7 +243,7 @@ class Exchange:
             asked,
             price=job.price,
             size=wanted,
-            hard_capped=identity.tenant.hard_cap_micro is not None,
+            hard_capped=identity.hard_capped,
             limits=self._shared.hold_limits,
         )
 

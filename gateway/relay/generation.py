@@ -293,7 +293,7 @@ class Generation:
             produced = self._delivery.answer.output_tokens
             if produced:
                 self._ticket.produced(produced)
-                if self._hold.spent(produced):
+                if await self._hold.spent(produced):
                     return await self._cut_short()
             await self._channel.room()
 

@@ -12,7 +12,11 @@ RETURNING id;
 -- name: tenant_by_id
 SELECT t.id, t.name, t.salt, t.requests_per_min, t.input_tokens_per_min,
        t.output_tokens_per_min, t.concurrency, t.weight, t.price_book, t.tier, t.billed,
-       t.disabled, t.version, a.hard_cap_micro
+       t.disabled, t.version, a.hard_cap_micro,
+       a.hard_cap_micro IS NOT NULL OR a.prepaid OR EXISTS (
+           SELECT FROM caps c
+            WHERE c.tenant_id = t.id AND c.key_id = '' AND c.hard_micro IS NOT NULL
+       ) AS hard_capped
   FROM tenants t JOIN accounts a ON a.tenant_id = t.id
  WHERE t.id = :id;
 
@@ -26,7 +30,11 @@ SELECT id FROM price_books WHERE id = :book;
 -- In order of name, after :after; :name narrows to one where it is given.
 SELECT t.id, t.name, t.salt, t.requests_per_min, t.input_tokens_per_min,
        t.output_tokens_per_min, t.concurrency, t.weight, t.price_book, t.tier, t.billed,
-       t.disabled, t.version, a.hard_cap_micro
+       t.disabled, t.version, a.hard_cap_micro,
+       a.hard_cap_micro IS NOT NULL OR a.prepaid OR EXISTS (
+           SELECT FROM caps c
+            WHERE c.tenant_id = t.id AND c.key_id = '' AND c.hard_micro IS NOT NULL
+       ) AS hard_capped
   FROM tenants t JOIN accounts a ON a.tenant_id = t.id
  WHERE t.name > :after AND (:name = '' OR t.name = :name)
  ORDER BY t.name
@@ -43,10 +51,17 @@ UPDATE tenants
        disabled = :disabled, version = :version, updated_at = now()
  WHERE id = :id;
 
+-- name: touch_tenant
+UPDATE tenants SET version = :version WHERE id = :id;
+
 -- name: tenants_changed_since
 SELECT t.id, t.name, t.salt, t.requests_per_min, t.input_tokens_per_min,
        t.output_tokens_per_min, t.concurrency, t.weight, t.price_book, t.tier, t.billed,
-       t.disabled, t.version, a.hard_cap_micro
+       t.disabled, t.version, a.hard_cap_micro,
+       a.hard_cap_micro IS NOT NULL OR a.prepaid OR EXISTS (
+           SELECT FROM caps c
+            WHERE c.tenant_id = t.id AND c.key_id = '' AND c.hard_micro IS NOT NULL
+       ) AS hard_capped
   FROM tenants t JOIN accounts a ON a.tenant_id = t.id
  WHERE t.version > :since
  ORDER BY t.version
@@ -57,8 +72,21 @@ INSERT INTO api_keys (id, tenant_id, name, public, digest, version)
 VALUES (:id, :tenant_id, :name, :public, :digest, :version);
 
 -- name: key_by_digest
-SELECT id, tenant_id, name, revoked_at IS NOT NULL AS revoked, version
-  FROM api_keys WHERE digest = :digest;
+SELECT k.id, k.tenant_id, k.name, k.revoked_at IS NOT NULL AS revoked, k.version,
+       EXISTS (
+           SELECT FROM caps c
+            WHERE c.tenant_id = k.tenant_id AND c.key_id = k.id AND c.hard_micro IS NOT NULL
+       ) AS hard_capped
+  FROM api_keys k WHERE k.digest = :digest;
+
+-- name: key_by_id
+SELECT id, tenant_id, name, public, version,
+       CAST(floor(extract(epoch FROM created_at) * 1000) AS bigint) AS created_ms,
+       CAST(floor(extract(epoch FROM revoked_at) * 1000) AS bigint) AS revoked_ms
+  FROM api_keys WHERE id = :id;
+
+-- name: touch_key
+UPDATE api_keys SET version = :version WHERE id = :id;
 
 -- name: keys_of_tenant
 SELECT id, tenant_id, name, public, version,
@@ -78,8 +106,12 @@ RETURNING id, tenant_id, name, public, version,
           CAST(floor(extract(epoch FROM revoked_at) * 1000) AS bigint) AS revoked_ms;
 
 -- name: keys_changed_since
-SELECT id, tenant_id, name, revoked_at IS NOT NULL AS revoked, version
-  FROM api_keys
- WHERE version > :since
- ORDER BY version
+SELECT k.id, k.tenant_id, k.name, k.revoked_at IS NOT NULL AS revoked, k.version,
+       EXISTS (
+           SELECT FROM caps c
+            WHERE c.tenant_id = k.tenant_id AND c.key_id = k.id AND c.hard_micro IS NOT NULL
+       ) AS hard_capped
+  FROM api_keys k
+ WHERE k.version > :since
+ ORDER BY k.version
  LIMIT :limit;

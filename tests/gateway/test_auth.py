@@ -8,7 +8,7 @@ from core.errors import Code, RefusedError
 from core.ids import KeyId, TenantId
 from core.tenancy import KeyRecord, Tenant, key_digest, mint_key
 from core.tickets import Limits
-from gateway.auth import Authenticator, AuthLimits, SourceAwayError, TenancyChanges
+from gateway.auth import Authenticator, AuthLimits, Identity, SourceAwayError, TenancyChanges
 
 pytestmark = pytest.mark.anyio
 
@@ -277,3 +277,10 @@ async def test_look_ups_under_way_and_entries_are_bounded(keys: MemoryKeys, cloc
     keys.pause.set()
     await asyncio.gather(*waiting, return_exceptions=True)
     assert auth._lookups == {}
+
+
+@pytest.mark.parametrize("of_tenant", [False, True])
+@pytest.mark.parametrize("of_key", [False, True])
+def test_a_hard_limit_on_either_binds_what_the_key_spends(*, of_tenant: bool, of_key: bool) -> None:
+    key, tenant = a_key(hard_capped=of_key), a_tenant(hard_capped=of_tenant)
+    assert Identity(key=key, tenant=tenant).hard_capped is (of_tenant or of_key)

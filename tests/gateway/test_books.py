@@ -5,8 +5,10 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from core.errors import Code
 from core.ledger import Book
 from core.metering import (
     AttemptTotals,
@@ -43,9 +45,10 @@ class SwitchedLedger:
         self.forgets = False
         self.poison: dict[str, Exception] = {}  # request ids whose words are rejected
         self.reached = 0
+        self.pause_s = 0.0
 
     async def _reach(self, request_id: str) -> None:
-        await asyncio.sleep(0)
+        await asyncio.sleep(self.pause_s)
         if self.away:
             raise LedgerAwayError("away")
         self.reached += 1
@@ -232,21 +235,96 @@ async def test_top_ups_and_checkpoints_wait_for_the_ledger(
 async def test_a_hold_tries_again_while_the_ledger_is_away(
     books: Books, ledger: SwitchedLedger
 ) -> None:
-    size = Size(prompt_tokens=3, max_tokens=100, choices=1)
-    limits = HoldLimits(first_output_tokens=40)
-    hold = Hold(
-        books, a_reserve(tenant="capped"), price=PRICE, size=size, hard_capped=True, limits=limits
-    )
+    hold = a_hold(books, max_tokens=100)
     assert await hold.held() is None
     assert ledger.book.rows["req"].reserved_micro == 43
     ledger.away = True
-    assert not hold.spent(30)
+    assert not await hold.spent(30)
     await asyncio.sleep(0.05)
-    assert hold.spent(36)  # close to the end of what is held, and no more to be had
+    assert await hold.spent(39)  # the end of what is held, and no more to be had
     await hold.release(ended_ms=5)
     ledger.away = False
     await books.recover()
     assert ledger.book.accounts["capped"].reserved_micro == 0
+
+
+def a_hold(books: Books, *, max_tokens: int, choices: int = 1, name: str = "req") -> Hold:
+    """At one micro-unit a token, three of them the prompt's; 40 are held at first."""
+    size = Size(prompt_tokens=3, max_tokens=max_tokens, choices=choices)
+    asked = msgspec.structs.replace(a_reserve(name, "capped"), choices=choices)
+    limits = HoldLimits(first_output_tokens=40, answer_wait_s=0.1)
+    return Hold(books, asked, price=PRICE, size=size, hard_capped=True, limits=limits)
+
+
+async def test_a_hold_takes_what_there_is_room_for_and_allows_no_more(
+    books: Books, ledger: SwitchedLedger
+) -> None:
+    ledger.book.set_terms("capped", hard_cap_micro=3 + 20)
+    hold = a_hold(books, max_tokens=100)
+    assert await hold.held() is None
+    assert ledger.book.rows["req"].reserved_micro == 23
+    assert not await hold.spent(19)
+    assert await hold.spent(20)
+    await hold.release(ended_ms=5)
+
+
+async def test_a_hold_is_refused_when_not_even_a_short_answer_fits(
+    books: Books, ledger: SwitchedLedger
+) -> None:
+    ledger.book.set_terms("capped", hard_cap_micro=3 + 15)
+    refused = await a_hold(books, max_tokens=100).held()
+    assert refused == LedgerRefused(
+        reason="hard_cap", limit="account.total", hard_cap_micro=18, fits_micro=18
+    )
+    assert await a_hold(books, max_tokens=15, name="shorter").held() is None
+
+
+async def test_a_hold_is_topped_up_by_what_is_left_then_asks_only_now_and_then(
+    books: Books, ledger: SwitchedLedger
+) -> None:
+    ledger.book.set_terms("capped", hard_cap_micro=3 + 50)
+    hold = a_hold(books, max_tokens=100)
+    assert await hold.held() is None
+    assert not await hold.spent(39)  # doubling is refused, ten more are held
+    assert ledger.book.rows["req"].reserved_micro == 53
+    asked = ledger.reached
+    for _ in range(20):
+        assert await hold.spent(52)
+        await asyncio.sleep(0.001)
+    assert ledger.reached == asked
+    ledger.book.set_terms("capped", hard_cap_micro=3 + 100)
+    async with asyncio.timeout(2):
+        while await hold.spent(52):  # noqa: ASYNC110 - a hold has no such event
+            await asyncio.sleep(0.01)
+    assert ledger.book.rows["req"].reserved_micro == 103
+    await hold.release(ended_ms=5)
+
+
+async def test_an_answer_at_its_end_waits_for_the_top_up_under_way_but_not_for_long(
+    books: Books, ledger: SwitchedLedger
+) -> None:
+    hold = a_hold(books, max_tokens=500)
+    assert await hold.held() is None
+    ledger.pause_s = 0.02
+    assert not await hold.spent(40)
+    assert ledger.book.rows["req"].reserved_micro == 83
+    ledger.pause_s = 30
+    assert await hold.spent(80)
+    ledger.pause_s = 0
+    await hold.release(ended_ms=5)
+
+
+async def test_a_rejected_top_up_is_not_repeated(books: Books, ledger: SwitchedLedger) -> None:
+    hold = a_hold(books, max_tokens=100)
+    assert await hold.held() is None
+    ledger.poison["req"] = LedgerRejectedError("22P05")
+    before = ledger.reached
+    for _ in range(20):
+        assert not await hold.spent(36)
+        await asyncio.sleep(0.001)
+    assert ledger.reached == before + 1
+    ledger.poison.clear()
+    await hold.release(ended_ms=5)
 
 
 POISONS = [LedgerRejectedError("22P05"), ValueError("an attempt is reported twice")]
@@ -317,13 +395,45 @@ async def test_with_nothing_to_replay_the_ledger_is_away_until_it_answers(
     assert ledger.book.rows == {}
 
 
-@pytest.mark.parametrize("reason", ["hard_cap", "away", "no_account", "id_reused"])
-def test_every_refusal_is_explained(reason: str) -> None:
+LIMITS = {
+    "credit": "Your account's prepaid credit of 2.000001 USD does not cover",
+    "account.total": "Your account's budget of 2.000001 USD does not cover",
+    "account.day": "Your account's budget of 2.000001 USD for this day (UTC) does not cover",
+    "account.month": "Your account's budget of 2.000001 USD for this month (UTC) does not cover",
+    "key.total": "This API key's budget of 2.000001 USD does not cover",
+    "key.day": "This API key's budget of 2.000001 USD for this day (UTC) does not cover",
+    "key.month": "This API key's budget of 2.000001 USD for this month (UTC) does not cover",
+}
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_a_refusal_under_a_limit_says_which_and_all_its_sums(limit: str) -> None:
     refused = LedgerRefused(
-        reason=reason, reserved_micro=1, posted_micro=2_000_000, hard_cap_micro=2_000_001
+        reason="hard_cap",
+        limit=limit,
+        reserved_micro=300_000,
+        posted_micro=1_500_000,
+        hard_cap_micro=2_000_001,
+        fits_micro=7,
     )
     refusal = ledger_refusal(refused, "USD")
+    assert refusal.code is Code.QUOTA
+    assert refusal.message == (
+        f"{LIMITS[limit]} this request: 1.500000 USD is spent and 0.300000 USD is reserved by "
+        "requests under way. A request of at most 0.000007 USD would have fitted."
+    )
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [
+        ("away", Code.UNAVAILABLE),
+        ("no_account", Code.INTERNAL),
+        ("no_price", Code.INTERNAL),
+        ("id_reused", Code.INTERNAL),
+    ],
+)
+def test_every_other_refusal_is_explained(reason: str, code: Code) -> None:
+    refusal = ledger_refusal(LedgerRefused(reason=reason), "USD")
     assert refusal.message
-    if reason == "hard_cap":
-        assert "2.000001 USD" in refusal.message
-        assert "0.000001 USD is reserved" in refusal.message
+    assert refusal.code is code
