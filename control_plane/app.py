@@ -14,7 +14,10 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from control_plane import auth, errors
 from control_plane.api import (
+    accounts,
+    adjustments,
     audit_log,
+    caps,
     check,
     deployments,
     fleet,
@@ -23,10 +26,12 @@ from control_plane.api import (
     models,
     price_books,
     prices,
+    reconciliation,
     replicas,
     routes,
     tenants,
     usage,
+    usage_totals,
 )
 from control_plane.background import Background
 from control_plane.bodies import check_body
@@ -36,7 +41,20 @@ from control_plane.services import Services, open_services
 from control_plane.settings import ControlPlaneSettings
 
 ADMIN_HANDLERS = [
+    accounts.read_account,
+    accounts.put_account,
+    accounts.list_entries,
+    adjustments.create_credit,
+    adjustments.create_refund,
+    adjustments.create_adjustment,
+    adjustments.create_reprice,
     audit_log.list_audit_log,
+    caps.list_caps,
+    caps.put_cap,
+    caps.delete_cap,
+    caps.list_key_caps,
+    caps.put_key_cap,
+    caps.delete_key_cap,
     check.check,
     deployments.create_deployment,
     deployments.list_deployments,
@@ -53,6 +71,9 @@ ADMIN_HANDLERS = [
     price_books.list_price_books,
     prices.create_price,
     prices.list_prices,
+    reconciliation.list_differences,
+    reconciliation.close_difference,
+    reconciliation.close_kind,
     replicas.list_replicas,
     routes.put_route,
     routes.list_routes,
@@ -62,6 +83,7 @@ ADMIN_HANDLERS = [
     tenants.read_tenant,
     tenants.patch_tenant,
     usage.list_usage,
+    usage_totals.read_usage_totals,
 ]
 
 

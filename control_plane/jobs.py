@@ -4,7 +4,10 @@ import logging
 
 from control_plane.background import Job
 from control_plane.reaper import Reaper
+from control_plane.reconciler import Reconciler
 from control_plane.services import Services
+from control_plane.soft_caps import soft_caps_job
+from control_plane.usage_jobs import usage_jobs
 from store.leases import Sweeper, SweeperConfig
 
 SWEEP_EVERY_MS_MAX = 1000
@@ -16,6 +19,7 @@ _log = logging.getLogger(__name__)
 def jobs(services: Services) -> list[Job]:
     """Any number of control planes may run them at once."""
     reaper = Reaper(services, services.settings)
+    reconciler = Reconciler(services)
     every_ms = sweep_every_ms(services.settings.lease_ms)
     sweeper = Sweeper(services.postgres, sweeper_config(services.settings.lease_ms))
 
@@ -33,6 +37,9 @@ def jobs(services: Services) -> list[Job]:
     return [
         Job(name="sweeper", every_ms=every_ms, run=sweep),
         Job(name="reaper", every_ms=reaper.every_ms, run=reaper.round),
+        soft_caps_job(services),
+        Job(name="reconciler", every_ms=reconciler.every_ms, run=reconciler.round),
+        *usage_jobs(services),
     ]
 
 

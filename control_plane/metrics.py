@@ -1,14 +1,20 @@
 """What the control plane counts. One registry for each app, so that two never share a gauge."""
 
+from typing import TypeVar
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from core.reconcile import Kind
+
 CONTENT_TYPE = CONTENT_TYPE_LATEST
+Metric = TypeVar("Metric", Counter, Gauge)
+
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 
 class Metrics:
-    """Names begin with `headworks_control_plane_`."""
+    """Names begin with `headworks_control_plane_`, or with `headworks_reconciler_`."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -32,7 +38,31 @@ class Metrics:
             registry=self.registry,
         )
         self.replicas_lost = self._counter("replicas_lost", "Replicas marked lost")
+        self.soft_caps_passed = self._counter(
+            "soft_caps_passed", "Soft caps passed, once for each window", "scope", "period"
+        )
         self.swept = self._counter("swept_requests", "Requests ended for silent gateways", "cause")
+        self.rolled_requests = self._counter("rolled_requests", "Requests counted in usage's sums")
+        self.rollup_behind = Gauge(
+            "headworks_control_plane_rollup_entries_behind",
+            "Entries that usage's sums do not hold yet",
+            registry=self.registry,
+        )
+        self.differences = self._reconciler(Counter, "differences", "Differences told", "kind")
+        self.corrections = self._reconciler(
+            Counter, "corrections", "Differences corrected by a recount"
+        )
+        self.open_differences = self._reconciler(
+            Gauge, "open_differences", "Differences not over yet", "kind"
+        )
+        self.reconciler_lag = self._reconciler(
+            Gauge, "lag_seconds", "Since the words were recorded that are compared now", "feed"
+        )
+        for kind in Kind:  # so that the first of a kind is an increase
+            self.differences.labels(kind)
+
+    def _reconciler(self, metric: type[Metric], name: str, text: str, *labels: str) -> Metric:
+        return metric(f"headworks_reconciler_{name}", text, labels, registry=self.registry)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         full = f"headworks_control_plane_{name}"

@@ -9,6 +9,7 @@ from litestar.params import FromPath, JSONBody
 
 from control_plane.api.names import KeyName
 from control_plane.api.paging import ROWS, After, Limit
+from control_plane.api.tenants import required
 from control_plane.auth import ADMIN
 from control_plane.services import Services
 from core.errors import Code, refuse
@@ -16,7 +17,6 @@ from core.ids import ENTROPY_BYTES, KeyId, key_id
 from core.tenancy import KEY_ENTROPY_BYTES, key_digest, mint_key, public_part
 from store import tenants
 from store.audit_log import record
-from store.postgres import Connection
 
 
 class CreateKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,7 +53,7 @@ async def create_key(
     digest = key_digest(services.settings.key_pepper.encode(), text)
     public = public_part(text)
     async with services.postgres.transaction() as conn:
-        await _require_tenant(conn, tenant)
+        await required(conn, tenant)
         version = await tenants.create_key(
             conn, key_id=new, tenant_id=tenant, name=data.name, public=public, digest=digest
         )
@@ -74,7 +74,7 @@ async def list_keys(
 ) -> KeyList:
     """Revoked ones too."""
     async with services.postgres.connection() as conn:
-        await _require_tenant(conn, tenant)
+        await required(conn, tenant)
         rows = await tenants.keys_of_tenant(conn, tenant, after=after, limit=limit)
     return KeyList(keys=rows, after=rows[-1].id if len(rows) == limit else None)
 
@@ -90,8 +90,3 @@ async def revoke_key(services: NamedDependency[Services], key: FromPath[str]) ->
         await record(conn, actor=ADMIN, action="key.revoke", subject=key, detail=detail)
     await services.announcer.key(row.tenant_id, row.id, row.version)
     return row
-
-
-async def _require_tenant(conn: Connection, tenant: str) -> None:
-    if await tenants.tenant_by_id(conn, tenant) is None:
-        raise refuse(Code.NOT_FOUND, f"there is no tenant {tenant!r}")

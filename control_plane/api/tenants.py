@@ -1,7 +1,6 @@
 """Tenants: created, listed, read, changed. Never deleted: a bill outlives its payer's account."""
 
 import secrets
-from collections.abc import Awaitable
 from typing import Annotated
 
 import msgspec
@@ -9,6 +8,7 @@ from litestar import get, patch, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 
+from control_plane.api.amounts import Amount
 from control_plane.api.names import TenantName, TierName
 from control_plane.api.paging import ROWS, After, Filter, Limit
 from control_plane.auth import ADMIN
@@ -23,9 +23,6 @@ from store.audit_log import record
 from store.postgres import Connection
 
 SALT_BYTES = 16
-AMOUNT_MAX = 2**53 - 1  # what every JSON reader holds exactly
-
-Amount = Annotated[int, msgspec.Meta(ge=0, le=AMOUNT_MAX)]
 Weight = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 
 
@@ -116,7 +113,7 @@ async def create_tenant(
             )
         detail = msgspec.to_builtins(data)
         await record(conn, actor=ADMIN, action="tenant.create", subject=new.id, detail=detail)
-        return body(await _found(tenants.tenant_by_id(conn, new.id), new.id))
+        return body(await required(conn, new.id))
 
 
 @get("/tenants")
@@ -134,7 +131,7 @@ async def list_tenants(
 async def read_tenant(services: NamedDependency[Services], tenant: FromPath[str]) -> TenantBody:
     """404 for an unknown id."""
     async with services.postgres.connection() as conn:
-        return body(await _found(tenants.tenant_by_id(conn, tenant), tenant))
+        return body(await required(conn, tenant))
 
 
 @patch("/tenants/{tenant:str}")
@@ -143,7 +140,7 @@ async def patch_tenant(
 ) -> TenantBody:
     """In force everywhere within a second."""
     async with services.postgres.transaction() as conn:
-        before = await _found(tenants.tenant_for_change(conn, tenant), tenant)
+        before = await required_for_change(conn, tenant)
         if data.price_book is not msgspec.UNSET:
             await _require_price_book(conn, data.price_book)
         changes = _given(data)
@@ -162,11 +159,20 @@ def body(tenant: Tenant) -> TenantBody:
     return TenantBody(**shown)
 
 
-async def _found(search: Awaitable[Tenant | None], tenant: str) -> Tenant:
-    found = await search
-    if found is None:
+async def required(conn: Connection, tenant: str) -> Tenant:
+    """Raises RefusedError: 404."""
+    return _found(await tenants.tenant_by_id(conn, tenant), tenant)
+
+
+async def required_for_change(conn: Connection, tenant: str) -> Tenant:
+    """As `required`, with other changers of it waiting until the transaction ends."""
+    return _found(await tenants.tenant_for_change(conn, tenant), tenant)
+
+
+def _found(row: Tenant | None, tenant: str) -> Tenant:
+    if row is None:
         raise refuse(Code.NOT_FOUND, f"there is no tenant {tenant!r}")
-    return found
+    return row
 
 
 async def _require_price_book(conn: Connection, book: str) -> None:
