@@ -1,5 +1,7 @@
 """What holds for every endpoint: who may call, how refusals look, what is counted."""
 
+import re
+
 import pytest
 import redis
 
@@ -21,7 +23,12 @@ ADMIN = {"authorization": f"Bearer {ADMIN_TOKEN}"}
 def admin_endpoints():
     app = create_app(the_settings("postgresql://", "redis://"))
     return sorted(
-        (method, route.path.replace("{model:path}", "m").replace(":str}", "}"))
+        (
+            method,
+            re.sub(r"{\w+:int}", "1", route.path)
+            .replace("{model:path}", "m")
+            .replace(":str}", "}"),
+        )
         for route in app.routes
         for method in getattr(route, "methods", ())
         if route.path.startswith("/admin/") and method != "OPTIONS"
@@ -100,7 +107,8 @@ async def test_metrics_are_counted_by_template_and_never_by_id(plane):
     assert "ten_0" not in text
     assert "headworks_control_plane_request_seconds_bucket" in text
     names = {line.split("{")[0].split(" ")[0] for line in text.splitlines() if line[0] != "#"}
-    assert all(name.startswith("headworks_control_plane_") for name in names)
+    prefixes = ("headworks_control_plane_", "headworks_reconciler_")
+    assert all(name.startswith(prefixes) for name in names)
 
 
 async def test_every_endpoint_is_described(plane):
