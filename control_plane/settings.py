@@ -9,6 +9,8 @@ from core.internal_token import SECRET_BYTES_MIN
 from core.settings import SettingsError, env_name
 from store.redis_client import parse_address
 
+MAY_BE_ZERO = frozenset({"control_plane_port", "usage_kept_months"})
+
 
 class ControlPlaneSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Read once in `__main__` from `HEADWORKS_…`."""
@@ -37,6 +39,19 @@ class ControlPlaneSettings(msgspec.Struct, frozen=True, kw_only=True):
     ready_timeout_ms: int = 1000
     check_timeout_ms: int = 60_000  # for `check` to read the books
     request_ms_max: int = 3_600_000  # an older open reservation is a fault whoever holds it
+
+    reconcile_every_ms: int = 5000  # half of it at most is spent
+    reconcile_slice: int = 1000  # requests or accounts compared in one transaction
+    # No transaction that records a word lasts so long, its recount included.
+    reconcile_grace_ms: int = 30_000
+    reconcile_overdue_ms: int = 600_000  # for a request's journals, and a word's reservation
+    reconcile_revisit_ms: int = 60_000  # before an open difference is looked at again
+    spool_patience_ms: int = 300_000  # for a gateway's spool to drain
+    difference_kept_ms: int = 2_592_000_000  # one that is over
+
+    usage_rollup_ms: int = 5000  # between rounds; half of it at most is spent
+    usage_kept_months: int = 0  # whole months of requests beside the current one; 0 keeps all
+
     backoff_max_ms: int = 30_000  # between two tries of a failing background job
     job_timeout_ms: int = 30_000  # one run of a background job
     shutdown_ms: int = 10_000  # for requests and jobs in flight at SIGTERM
@@ -49,7 +64,7 @@ def checked(settings: ControlPlaneSettings) -> ControlPlaneSettings:
             raise SettingsError(f"{env_name(name)} is shorter than {SECRET_BYTES_MIN} bytes")
     for field in msgspec.structs.fields(settings):
         value = getattr(settings, field.name)
-        if isinstance(value, int) and value < 1 and field.name != "control_plane_port":
+        if isinstance(value, int) and value < 1 and field.name not in MAY_BE_ZERO:
             raise SettingsError(f"{env_name(field.name)} must be at least 1")
     if not settings.database_url.startswith(("postgresql://", "postgres://")):
         raise SettingsError(f"{env_name('database_url')} is not a postgresql:// address")
