@@ -91,8 +91,9 @@ class Reconciler:
                 conn, feed, window_ms=window_ms, lag_ms=lag_ms, limit=limit
             )
             written = await self._look(conn, feed, done)
-        rows = len(done.subjects)
-        self._windows_ms[feed] = next_window_ms(window_ms, rows=rows, rows_max=limit)
+        self._windows_ms[feed] = next_window_ms(
+            done.span_ms, rows=len(done.subjects), rows_max=limit
+        )
         self._tell(written)
         return done.more
 

@@ -14,7 +14,7 @@ from enum import StrEnum
 
 import msgspec
 
-WINDOW_MS_MIN = 1_000
+WINDOW_MS_MIN = 100
 WINDOW_MS_MAX = 3_600_000
 
 
@@ -106,8 +106,8 @@ def judge(found: Iterable[Found], known: Iterable[Known]) -> Verdict:
     return Verdict(new=tuple(new), grown=tuple(grown), gone=gone)
 
 
-def next_window_ms(window_ms: int, *, rows: int, rows_max: int) -> int:
-    """How much time the next slice spans, so that it holds about `rows_max` rows.
+def next_window_ms(span_ms: int, *, rows: int, rows_max: int) -> int:
+    """How much time the slice after one of `span_ms` spans, to hold about `rows_max` rows.
 
     A slice must read all of its span to find where it begins, so a long span of many rows
     would be read many times over; short ones of none would take for ever after a long pause.
@@ -116,7 +116,7 @@ def next_window_ms(window_ms: int, *, rows: int, rows_max: int) -> int:
     (2000, 8000)
     """
     if rows >= rows_max:
-        return max(WINDOW_MS_MIN, window_ms // 2)
+        return max(WINDOW_MS_MIN, span_ms // 2)
     if rows * 2 < rows_max:
-        return min(WINDOW_MS_MAX, window_ms * 2)
-    return window_ms
+        span_ms *= 2
+    return max(WINDOW_MS_MIN, min(WINDOW_MS_MAX, span_ms))

@@ -8,7 +8,7 @@ and moves its feed, in a turn that only one reconciler has.
 """
 
 from collections.abc import Collection
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
@@ -45,6 +45,7 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime
     place: str
     more: bool  # whether the feed has not come to its end
+    span_ms: int = 0  # how much time it looked through
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,9 +94,11 @@ async def next_words(
     span = {"at": at, "place": place, "upto": upto, "limit": limit}
     rows = await (await conn.execute(_sql["words"], span)).fetchall()
     subjects = [request_id for _, request_id in rows]
+    span_ms = (upto - at) // timedelta(milliseconds=1)
     if len(rows) == limit:
-        return Slice(subjects=subjects, at=rows[-1][0], place=rows[-1][1], more=True)
-    return Slice(subjects=subjects, at=upto, place="", more=upto < newest)
+        at, place = rows[-1]
+        return Slice(subjects=subjects, at=at, place=place, more=True, span_ms=span_ms)
+    return Slice(subjects=subjects, at=upto, place="", more=upto < newest, span_ms=span_ms)
 
 
 async def next_names(conn: Connection, feed: Feed, *, limit: int) -> Slice:

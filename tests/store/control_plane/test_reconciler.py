@@ -297,6 +297,18 @@ async def test_only_the_entries_since_a_request_are_added_up(case):
     assert wrong == {request_id: "billed 7, but its entries have posted 50"}
 
 
+async def test_a_bill_is_not_recounted_when_its_entries_cannot_be_read_in_time(case, monkeypatch):
+    monkeypatch.setattr("store.reconcile.POSTED_TIMEOUT_MS", 50)
+    request_id, _ = await case.request()
+    async with case.services.books.transaction() as other:
+        await other.execute("LOCK TABLE entries IN ACCESS EXCLUSIVE MODE")
+        async with case.pg.transaction() as conn:
+            wrong = await reconcile.misposted(conn, [request_id])
+            # What was found before is still written down.
+            assert await (await conn.execute("SELECT 1")).fetchone() == (1,)
+    assert wrong == {request_id: "its entries could not be added up in time"}
+
+
 # What a person is told of.
 
 

@@ -80,6 +80,9 @@ def test_every_kind_is_looked_at_again_or_is_for_a_person():
         (8_000, 49, 16_000),
         (WINDOW_MS_MIN, 100, WINDOW_MS_MIN),
         (WINDOW_MS_MAX, 0, WINDOW_MS_MAX),
+        (0, 0, WINDOW_MS_MIN),
+        (5, 70, WINDOW_MS_MIN),
+        (5, 100, WINDOW_MS_MIN),
     ],
 )
 def test_a_window_follows_how_much_happened_in_it(window_ms, rows, after_ms):
