@@ -37,9 +37,6 @@ usage_sums = Table(
     *(Column(column, BigInteger, nullable=False) for column in SUMS),
     Index(None, "starts_ms"),
     Index(None, "key_id", "starts_ms"),
-    Index(None, "model", "starts_ms"),
-    Index(None, "version", "starts_ms"),
-    Index(None, "cause", "starts_ms"),
     postgresql_partition_by="LIST (span_ms)",
 )
 

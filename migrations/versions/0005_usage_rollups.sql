@@ -37,12 +37,14 @@ CREATE TABLE usage_sums (
 -- hour are rewritten in place.
 CREATE INDEX usage_sums_starts_ms_idx ON usage_sums (starts_ms);
 CREATE INDEX usage_sums_key_id_starts_ms_idx ON usage_sums (key_id, starts_ms);
-CREATE INDEX usage_sums_model_starts_ms_idx ON usage_sums (model, starts_ms);
-CREATE INDEX usage_sums_version_starts_ms_idx ON usage_sums (version, starts_ms);
-CREATE INDEX usage_sums_cause_starts_ms_idx ON usage_sums (cause, starts_ms);
 
 CREATE TABLE usage_hourly PARTITION OF usage_sums FOR VALUES IN (3600000) WITH (fillfactor = 80);
 CREATE TABLE usage_daily PARTITION OF usage_sums FOR VALUES IN (86400000) WITH (fillfactor = 80);
+
+-- Hours also tell where requests of a kind are to be found.
+CREATE INDEX usage_hourly_model_starts_ms_idx ON usage_hourly (model, starts_ms);
+CREATE INDEX usage_hourly_version_starts_ms_idx ON usage_hourly (version, starts_ms);
+CREATE INDEX usage_hourly_cause_starts_ms_idx ON usage_hourly (cause, starts_ms);
 
 -- Up to which entry of an account the sums are: its entries are the log of its usage's changes,
 -- numbered without a gap in the order of their commits.

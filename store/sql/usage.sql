@@ -44,6 +44,7 @@ WITH hour AS MATERIALIZED (
       AND (:version = '' OR t.version = :version)
       AND (:cause = '' OR t.cause = :cause)
       AND t.requests > 0
+      AND t.month NOT IN (SELECT r.month FROM usage_retired AS r)
 )
 SELECT * FROM (
     SELECT e.*
