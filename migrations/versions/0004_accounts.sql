@@ -36,8 +36,11 @@ $$;
 CREATE FUNCTION ledger_month(p_request_id text)
 RETURNS integer LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT CASE
-        -- The last millisecond of the year 9999 is e677d21fdbff.
-        WHEN p_request_id ~ '_[0-9a-f]{28}$' AND right(p_request_id, 28) < 'e677d21fdc00' COLLATE "C"
+        -- A regular expression would cost more than all the rest of a reservation. The last
+        -- millisecond of the year 9999 is e677d21fdbff.
+        WHEN translate(right(p_request_id, 29), '0123456789abcdef', '') = '_'
+             AND left(right(p_request_id, 29), 1) = '_' AND length(p_request_id) >= 29
+             AND right(p_request_id, 28) < 'e677d21fdc00' COLLATE "C"
         THEN (date_part('year', ledger_id_time(p_request_id)) * 100
               + date_part('month', ledger_id_time(p_request_id)))::integer
         ELSE 0
@@ -360,8 +363,8 @@ CREATE TYPE witness_word AS (
 );
 
 -- Who says that a request has ended: 'gateway', 'sweeper', or 'witness', who only knows more of
--- one that has. `own` is the only word there is on it, where that is the gateway's on one
--- attempt and not yet among the witnesses.
+-- one that has. `own` is the gateway's word on its one attempt, not yet among the witnesses: to
+-- be taken for the whole of it, and written down, if nobody else has spoken of the request.
 CREATE TYPE ending AS (
     n bigint, request_id text, tenant_id text, said_by text, cause text,
     delivered_tokens bigint, timings request_timings, ended_ms bigint, own attempt_totals
@@ -679,45 +682,60 @@ $$;
 
 ----------------------------------------------------------------------------------------- bills
 
--- core.money.charge_micro: half up.
+-- core.money.charge_micro: half up. Few requests need more than 64 bits on the way, and for
+-- the others plain integers are much the cheaper.
+CREATE FUNCTION ledger_sum(
+    p_price prices, p_prompt bigint, p_cached bigint, p_write_5m bigint, p_write_1h bigint,
+    p_output bigint, p_reasoning bigint
+) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+    SELECT (p_price).request_micro + CASE
+        WHEN p_prompt + p_output <= 10000000
+             AND greatest((p_price).input_micro, (p_price).cached_input_micro,
+                          (p_price).cache_write_5m_micro, (p_price).cache_write_1h_micro,
+                          (p_price).output_micro, (p_price).reasoning_micro) <= 100000000000
+        THEN ((p_prompt - p_cached - p_write_5m - p_write_1h) * (p_price).input_micro
+              + p_cached * (p_price).cached_input_micro
+              + p_write_5m * (p_price).cache_write_5m_micro
+              + p_write_1h * (p_price).cache_write_1h_micro
+              + (p_output - p_reasoning) * (p_price).output_micro
+              + p_reasoning * (p_price).reasoning_micro + 500000) / 1000000
+        ELSE div((p_prompt - p_cached - p_write_5m - p_write_1h)::numeric * (p_price).input_micro
+                 + p_cached::numeric * (p_price).cached_input_micro
+                 + p_write_5m::numeric * (p_price).cache_write_5m_micro
+                 + p_write_1h::numeric * (p_price).cache_write_1h_micro
+                 + (p_output - p_reasoning)::numeric * (p_price).output_micro
+                 + p_reasoning::numeric * (p_price).reasoning_micro + 500000, 1000000)::bigint
+    END
+$$;
 CREATE FUNCTION ledger_charge(p_price prices, p_usage token_totals)
 RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
-    SELECT (p_price).request_micro
-         + div(((p_usage).prompt_tokens - (p_usage).cached_tokens
-                - (p_usage).cache_write_5m_tokens - (p_usage).cache_write_1h_tokens)::numeric
-               * (p_price).input_micro
-               + (p_usage).cached_tokens::numeric * (p_price).cached_input_micro
-               + (p_usage).cache_write_5m_tokens::numeric * (p_price).cache_write_5m_micro
-               + (p_usage).cache_write_1h_tokens::numeric * (p_price).cache_write_1h_micro
-               + ((p_usage).output_tokens - (p_usage).reasoning_tokens)::numeric
-               * (p_price).output_micro
-               + (p_usage).reasoning_tokens::numeric * (p_price).reasoning_micro
-               + 500000, 1000000)::bigint
+    SELECT ledger_sum(p_price, u.prompt_tokens, u.cached_tokens, u.cache_write_5m_tokens,
+                      u.cache_write_1h_tokens, u.output_tokens, u.reasoning_tokens)
+    FROM (SELECT (ledger_full(p_usage)).*) AS u
 $$;
 
--- core.money.billed_micro for what is `billable` of a request that ended so.
+-- core.money.billed_micro for `p_output` tokens of output.
+CREATE FUNCTION ledger_bill(
+    p_bills boolean, p_price prices, p_metered token_totals, p_output bigint
+) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE
+        WHEN p_bills AND (p_metered).prompt_tokens + p_output > 0
+        THEN ledger_sum(p_price, (p_metered).prompt_tokens, (p_metered).cached_tokens,
+                        (p_metered).cache_write_5m_tokens, (p_metered).cache_write_1h_tokens,
+                        p_output, least((p_metered).reasoning_tokens, p_output))
+        ELSE 0
+    END
+$$;
+
+-- The same for what is `billable` of a request that ended so.
 CREATE FUNCTION ledger_due(
     p_cause text, p_billing_causes text[], p_price prices, p_metered token_totals,
     p_accepted bigint, p_asked bigint
-) RETURNS bigint LANGUAGE plpgsql IMMUTABLE AS $$
-DECLARE
-    v_output bigint := least(CASE WHEN p_cause = 'lost' THEN p_metered.output_tokens
-                                  ELSE p_accepted END, p_asked);
-BEGIN
-    IF p_cause <> ALL (p_billing_causes) OR p_metered.prompt_tokens + v_output = 0 THEN
-        RETURN 0;
-    END IF;
-    p_metered.output_tokens := v_output;
-    p_metered.reasoning_tokens := least(p_metered.reasoning_tokens, v_output);
-    RETURN ledger_charge(p_price, p_metered);
-END $$;
-
--- Whether a hard limit bounds what the request may be billed.
-CREATE FUNCTION ledger_is_limited(p_account accounts, p_key text, p_day date)
-RETURNS boolean LANGUAGE sql STABLE AS $$
-    SELECT (p_account).hard_cap_micro IS NOT NULL OR (p_account).prepaid
-        OR ((p_account).caps > 0
-            AND EXISTS (SELECT FROM ledger_limits((p_account).tenant_id, p_key, p_day)))
+) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+    SELECT ledger_bill(
+        p_cause = ANY (p_billing_causes), p_price, p_metered,
+        least(CASE WHEN p_cause = 'lost' THEN (p_metered).output_tokens ELSE p_accepted END,
+              p_asked))
 $$;
 
 CREATE FUNCTION ledger_usage_totals(p_usage usage)
@@ -740,7 +758,8 @@ $$;
 --------------------------------------------------------------------------------------- endings
 
 -- Ends open requests: works out each bill from the witnesses, posts it, frees what was held, and
--- moves the row. A hard limit cuts a bill to what its request holds. The accounts are locked.
+-- moves the row. A hard limit cuts a bill to what its request holds. The accounts are locked. One
+-- whose `own` word is not all there is to hear stays open, and has no answer.
 CREATE FUNCTION ledger_end(p_endings ending[], p_billing_causes text[])
 RETURNS SETOF ledger_answer LANGUAGE plpgsql AS $$
 DECLARE
@@ -751,6 +770,9 @@ BEGIN
         DELETE FROM reservations AS r
         USING unnest(p_endings) AS e
         WHERE r.request_id = e.request_id AND r.tenant_id = e.tenant_id
+          AND ((e.own).attempt IS NULL
+               OR NOT EXISTS (SELECT FROM witnesses AS w
+                              WHERE w.request_id = r.request_id AND w.month = r.month))
         RETURNING r.*, e.n, e.said_by, e.cause AS said_cause, e.delivered_tokens, e.timings,
                   e.ended_ms, e.own
     ),
@@ -769,7 +791,10 @@ BEGIN
         SELECT f.*, m.attempts, m.metered, m.accepted_tokens, c.cause,
                ledger_due(c.cause, p_billing_causes, p, m.metered, m.accepted_tokens,
                           f.max_tokens * f.choices) AS due,
-               ledger_is_limited(a, f.key_id, f.day) AS is_limited
+               CASE WHEN a.hard_cap_micro IS NOT NULL OR a.prepaid THEN true
+                    WHEN a.caps = 0 THEN false
+                    ELSE EXISTS (SELECT FROM ledger_limits(f.tenant_id, f.key_id, f.day))
+               END AS is_limited
         FROM freed AS f
         CROSS JOIN LATERAL (
             SELECT (f.own).attempt, (f.own).usage, ((f.own).usage).output_tokens
@@ -983,28 +1008,47 @@ BEGIN
     END LOOP;
 END $$;
 
--- The gateway's words: those on open requests come first, then those on ended ones.
+-- The gateway's words. As a rule each request is open, and has had one attempt of which nobody
+-- else has spoken yet: these come first, then the other open ones, then those that have ended.
 CREATE FUNCTION ledger_settle(p_settles settle_command[], p_billing_causes text[])
 RETURNS SETOF ledger_answer LANGUAGE plpgsql AS $$
+DECLARE
+    v_answers ledger_answer[];
+BEGIN
+    v_answers := ARRAY(
+        SELECT a FROM ledger_end(
+            ARRAY(SELECT ROW (s.n, s.request_id, s.tenant_id, 'gateway', s.cause,
+                              s.delivered_tokens, s.timings, s.ended_ms,
+                              ROW ((s.attempts[1]).attempt, (s.attempts[1]).replica_id,
+                                   ledger_full((s.attempts[1]).usage))::attempt_totals)::ending
+                  FROM unnest(p_settles) WITH ORDINALITY
+                       AS s (request_id, tenant_id, cause, attempts, delivered_tokens, timings,
+                             ended_ms, n)
+                  WHERE cardinality(s.attempts) = 1),
+            p_billing_causes) AS a);
+    RETURN QUERY SELECT * FROM unnest(v_answers);
+    IF cardinality(v_answers) < cardinality(p_settles) THEN
+        RETURN QUERY SELECT * FROM ledger_settle_others(
+            p_settles, ARRAY(SELECT a.n FROM unnest(v_answers) AS a), p_billing_causes);
+    END IF;
+END $$;
+
+CREATE FUNCTION ledger_settle_others(
+    p_settles settle_command[], p_settled bigint[], p_billing_causes text[]
+) RETURNS SETOF ledger_answer LANGUAGE plpgsql AS $$
 DECLARE
     v_open ending[];
     v_ended ending[];
     v_unknown bigint[];
-    v_words boolean;
 BEGIN
     SELECT array_agg(k.ending ORDER BY k.n) FILTER (WHERE k.is_open),
            array_agg(k.ending ORDER BY k.n) FILTER (WHERE k.is_ended),
-           array_agg(k.n ORDER BY k.n) FILTER (WHERE NOT k.is_open AND NOT k.is_ended),
-           bool_or((k.is_open OR k.is_ended) AND NOT k.is_plain)
-    INTO v_open, v_ended, v_unknown, v_words
+           array_agg(k.n ORDER BY k.n) FILTER (WHERE NOT k.is_open AND NOT k.is_ended)
+    INTO v_open, v_ended, v_unknown
     FROM (
-        SELECT s.n, r.request_id IS NOT NULL AS is_open, u.request_id IS NOT NULL AS is_ended, p.is_plain,
+        SELECT s.n, r.request_id IS NOT NULL AS is_open, u.request_id IS NOT NULL AS is_ended,
                ROW (s.n, s.request_id, s.tenant_id, 'gateway', s.cause, s.delivered_tokens,
-                    s.timings, s.ended_ms,
-                    CASE WHEN p.is_plain
-                         THEN ROW ((s.attempts[1]).attempt, (s.attempts[1]).replica_id,
-                                   ledger_full((s.attempts[1]).usage))::attempt_totals
-                    END)::ending AS ending
+                    s.timings, s.ended_ms, NULL)::ending AS ending
         FROM unnest(p_settles) WITH ORDINALITY
              AS s (request_id, tenant_id, cause, attempts, delivered_tokens, timings, ended_ms, n)
         LEFT JOIN reservations AS r
@@ -1013,21 +1057,14 @@ BEGIN
             ON r.request_id IS NULL
            AND u.request_id = s.request_id AND u.month = ledger_month(s.request_id)
            AND u.tenant_id IS NOT DISTINCT FROM s.tenant_id
-        CROSS JOIN LATERAL (
-            SELECT r.request_id IS NOT NULL AND cardinality(s.attempts) = 1
-                   AND NOT EXISTS (SELECT FROM witnesses AS w
-                                   WHERE w.request_id = r.request_id AND w.month = r.month)
-        ) AS p (is_plain)
+        WHERE s.n <> ALL (p_settled)
     ) AS k;
-    IF v_words THEN
-        PERFORM ledger_hear(array_agg(
-            ROW (s.request_id, a.attempt, 'gateway', a.replica_id, a.usage, false, false, '',
-                 s.ended_ms)::witness_word))
-        FROM unnest(p_settles) AS s
-        JOIN unnest(v_open || v_ended) AS e
-            ON e.request_id = s.request_id AND (e.own).attempt IS NULL
-        CROSS JOIN LATERAL unnest(s.attempts) AS a;
-    END IF;
+    PERFORM ledger_hear(array_agg(
+        ROW (s.request_id, a.attempt, 'gateway', a.replica_id, a.usage, false, false, '',
+             s.ended_ms)::witness_word))
+    FROM unnest(v_open || v_ended) AS e
+    CROSS JOIN LATERAL (SELECT p_settles[e.n].*) AS s
+    CROSS JOIN LATERAL unnest(s.attempts) AS a;
     IF v_open IS NOT NULL THEN
         RETURN QUERY SELECT * FROM ledger_end(v_open, p_billing_causes);
     END IF;
@@ -1181,23 +1218,23 @@ DECLARE
 BEGIN
     SELECT bool_and(t.fits), bool_or(t.caps > 0) INTO v_fits, v_capped
     FROM (
-        SELECT bool_and(c.is_new) AND a.tenant_id IS NOT NULL
+        SELECT a.tenant_id IS NOT NULL
+               AND count(p.id) = count(*) AND count(r.request_id) = 0
+               AND count(u.request_id) = 0 AND count(f.request_id) = 0
                AND (a.hard_cap_micro IS NULL
                     OR a.posted_micro + a.reserved_micro + sum(c.amount_micro) <= a.hard_cap_micro)
                AND (NOT a.prepaid
                     OR a.posted_micro + a.reserved_micro + sum(c.amount_micro) <= a.credit_micro)
                AS fits, a.caps
-        FROM (SELECT c.tenant_id, c.amount_micro,
-                     EXISTS (SELECT FROM prices AS p WHERE p.id = c.price_id)
-                     AND NOT EXISTS (SELECT FROM reservations AS r
-                                     WHERE r.request_id = c.request_id)
-                     AND NOT EXISTS (SELECT FROM usage AS u
-                                     WHERE u.request_id = c.request_id
-                                       AND u.month = ledger_month(c.request_id))
-                     AND NOT EXISTS (SELECT FROM refusals AS f
-                                     WHERE f.request_id = c.request_id) AS is_new
-              FROM unnest(p_reserves) AS c) AS c
+        -- OFFSET 0: the month is worked out once for each.
+        FROM (SELECT c.request_id, c.tenant_id, c.amount_micro, c.price_id,
+                     ledger_month(c.request_id) AS month
+              FROM unnest(p_reserves) AS c OFFSET 0) AS c
         LEFT JOIN accounts AS a ON a.tenant_id = c.tenant_id
+        LEFT JOIN prices AS p ON p.id = c.price_id
+        LEFT JOIN reservations AS r ON r.request_id = c.request_id
+        LEFT JOIN usage AS u ON u.request_id = c.request_id AND u.month = c.month
+        LEFT JOIN refusals AS f ON f.request_id = c.request_id
         GROUP BY c.tenant_id, a.tenant_id
     ) AS t;
     IF v_fits AND v_capped THEN
@@ -1446,6 +1483,23 @@ BEGIN
         RETURN QUERY SELECT * FROM ledger_reserve(
             ARRAY(SELECT i FROM json_populate_recordset(NULL::reserve_command, p_reserves) AS i));
     END IF;
+END $$;
+
+-- Tables grow by a million rows before their statistics say so: a plan made while they were empty
+-- must still go by key, and compiling or remaking one costs more than running it.
+DO $$
+DECLARE
+    v_function regprocedure;
+BEGIN
+    FOR v_function IN
+        SELECT p.oid FROM pg_proc AS p
+        WHERE p.proname IN ('ledger_apply', 'ledger_expire', 'ledger_recount', 'ledger_adjust')
+          AND p.pronamespace = current_schema()::regnamespace
+    LOOP
+        EXECUTE format('ALTER FUNCTION %s SET enable_seqscan = off SET enable_bitmapscan = off
+                            SET enable_hashjoin = off SET enable_mergejoin = off
+                            SET plan_cache_mode = force_generic_plan SET jit = off', v_function);
+    END LOOP;
 END $$;
 
 --------------------------------------------------------------------------- what there was before

@@ -141,10 +141,9 @@ class AgreementMachine(RuleBasedStateMachine):
         batch = tuple(self.ours(command, data) for command in data.draw(batches()))
         answers = self.both.run(tell_all(self.both.ledger, batch))
         # Not by tenant as well: their names are random, and what is drawn next is drawn from rows.
-        # Of the endings, those of open requests come first.
         order = sorted(
             range(len(batch)),
-            key=lambda n: (BATCH_ORDER.index(type(batch[n])), not self.ends(batch[n])),
+            key=lambda n: (BATCH_ORDER.index(type(batch[n])), self.turn(batch[n])),
         )
         expected = {n: say(self.book, batch[n]) for n in order}
         assert answers == [expected[n] for n in range(len(batch))]
@@ -171,15 +170,15 @@ class AgreementMachine(RuleBasedStateMachine):
         else:
             assert rows == [(answer.cause.value, answer.billed_micro)]
 
-    def ends(self, command: Any) -> bool:
-        """Whether it is about an open request of its tenant's."""
+    def turn(self, command: Any) -> int:
+        """Of the endings, those of open requests come first, and first those with one witness."""
         row = self.book.rows.get(command.request_id)
-        return (
-            isinstance(command, Settle)
-            and row is not None
-            and row.cause is None
-            and row.asked.tenant_id == command.tenant_id
-        )
+        if not isinstance(command, Settle) or row is None or row.cause is not None:
+            return 2
+        if row.asked.tenant_id != command.tenant_id:
+            return 2
+        is_heard_of = any(request_id == command.request_id for request_id, *_ in self.book.heard)
+        return 1 if is_heard_of or len(command.attempts) != 1 else 0
 
     def change_terms(self, data: st.DataObject) -> None:
         tenant, cap, prepaid = (
