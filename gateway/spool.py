@@ -33,6 +33,7 @@ from gateway.spool_file import (
 __all__ = ["Apply", "Record", "Spool", "SpoolError"]
 
 REPLAY_RECORDS = 256  # handed to `apply` at a time
+SEGMENT_BYTES = 1_048_576  # a replay that is cut short begins again with at most as much
 END_BYTES = 2_048  # room kept for each end still owed: one of eight attempts takes less
 SUFFIX = ".spool"
 REJECTED_SUFFIX = ".rejected"
@@ -56,10 +57,13 @@ _json = msgspec.json.Encoder()
 class Spool:
     """One incarnation's spool."""
 
-    def __init__(self, root: Path, name: str, *, bytes_max: int) -> None:
+    def __init__(
+        self, root: Path, name: str, *, bytes_max: int, segment_bytes: int = SEGMENT_BYTES
+    ) -> None:
         self._root = root
         self._folder = root / name
         self._bytes_max = bytes_max
+        self._segment_bytes = segment_bytes
         self._lock_file = -1
         self._file = -1
         self._segment = 0
@@ -203,6 +207,8 @@ class Spool:
             self._pending_bytes -= len(data)
         self._sizes[self._segment] += len(data)
         self._requests[self._segment] += [pending.request_id for pending in batch]
+        if self._sizes[self._segment] >= self._segment_bytes:
+            self._end_segment()
 
     async def _begin_segment(self) -> None:
         self._file = await asyncio.to_thread(create, self._path(self._segment + 1))

@@ -1,9 +1,7 @@
 """A spool's disk: ends of what was accepted always fit, and a disk that refuses costs no record."""
 
 import asyncio
-import resource
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -14,6 +12,7 @@ from core.protocol import Usage
 from gateway.spool import END_BYTES, Record, Spool, SpoolError
 from gateway.spool_file import framed
 from store.ledger import LedgerAwayError
+from tests.support.disks import files_of_at_most
 from tests.support.ledger_commands import a_reserve, a_settle
 
 pytestmark = pytest.mark.anyio
@@ -141,17 +140,6 @@ async def test_a_disk_without_room_is_told_and_what_comes_after_is_kept(spool, t
     ledger = Ledger()
     assert await spool.replay(ledger) == 2
     assert ledger.told == ["begin one", "end one"]
-
-
-@contextmanager
-def files_of_at_most(size_bytes: int) -> Iterator[None]:
-    """Every write of this process beyond it fails: what a disk does that fills up in a record."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 async def test_a_disk_that_fills_up_in_the_middle_of_a_record_leaves_none_of_it(spool):
