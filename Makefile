@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 RUN_STAMP := $(VENV)/.run-installed
 DEV_STAMP := $(VENV)/.dev-installed
 
-.PHONY: help up down status test mutants bench-ledger lint format migrate lock clean
+.PHONY: help up down status test soak mutants bench-ledger bench-usage lint format migrate lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -40,6 +40,12 @@ mutants: $(DEV_STAMP) ## change the rules of money one by one: which changes doe
 
 bench-ledger: $(DEV_STAMP) ## reserve+settle pairs/s beside one statement each, on a Postgres of its own
 	@$(BIN)/python -m benchmarks.ledger $(ARGS)
+
+bench-usage: $(DEV_STAMP) ## questions about 10 million requests, and what they cost the token path
+	@$(BIN)/python -m benchmarks.usage_queries $(ARGS)
+
+soak: $(DEV_STAMP) ## kill gateways, workers and Postgres 1,000 times, the books right each time
+	@$(BIN)/python -m tests.soak
 
 lint: $(DEV_STAMP) ## style, types, import contracts, spelling
 	@$(BIN)/ruff format --check .

@@ -25,7 +25,7 @@ from tests.support.registry import open_postgres
 
 CHAPTER_KILLS = 50
 REST_EVERY = 25  # kills
-OUTAGE_KILLS = 7  # at the end of a chapter, while Postgres stays away
+OUTAGE_KILLS = 10  # at the end of every second chapter, while Postgres stays away
 # Gateways wait five seconds for the ledger's answer; then words go to their spools.
 OUTAGE_S = 5.5
 REPLAY_S = 2.5  # for living gateways to replay their own spools
@@ -43,7 +43,7 @@ async def run(stack: Stack, *, seed: int, kills: int, tell: Callable[[str], None
         stack.open_chapter(number)
         chapter = Chapter(stack, random.Random(f"{seed} {number}"), tally)
         try:
-            await chapter.run(min(CHAPTER_KILLS, kills - tally.count))
+            await chapter.run(min(CHAPTER_KILLS, kills - tally.count), with_outage=number % 2 == 1)
         except BaseException as error:
             error.add_note(f"SOAK_SEED={seed}, chapter {number}, after {tally.count} kills")
             error.add_note(f"logs, journals and spools are kept in {_kept(stack.directory)}")
@@ -71,7 +71,7 @@ class Chapter:
         self._counted: set[str] = set()
         self._read = 0
 
-    async def run(self, kills: int) -> None:
+    async def run(self, kills: int, *, with_outage: bool) -> None:
         """Ends at rest, with everything still running."""
         callers = await self._found()
         ports = {name: self._stack.ports[name] for name in GATEWAYS}
@@ -80,16 +80,18 @@ class Chapter:
         for name in PROCESSES:
             self._stack.start(name)
         await striker.all_ready()
-        load.start()
-        target = self._tally.count + kills
-        while (left := target - self._tally.count) > OUTAGE_KILLS:
-            for _ in range(min(REST_EVERY, left - OUTAGE_KILLS)):
+        last = self._tally.count + kills
+        outage_kills = min(OUTAGE_KILLS, kills) if with_outage else 0
+        while (left := last - outage_kills - self._tally.count) > 0:
+            load.start()
+            for _ in range(min(REST_EVERY, left)):
                 await striker.strike(VICTIMS)
                 await self._observe(striker)
             await self._rest(load, striker)
+        if with_outage:
             load.start()
-        await self._outage(striker, left)
-        await self._rest(load, striker)
+            await self._outage(striker, outage_kills)
+            await self._rest(load, striker)
         striker.close()
 
     async def _found(self) -> list[Caller]:
