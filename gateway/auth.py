@@ -147,10 +147,12 @@ class Authenticator:
             self._changed.clear()
 
     async def _read(self, digest: bytes) -> Identity | None:
+        # As old as the question: the answer may be long on its way.
+        asked_s = self._clock_s()
         found = await self._source.key_by_digest(digest)
         identity = Identity(key=found[0], tenant=found[1]) if found is not None else None
         if self._is_current(identity):
-            self._keep(digest, _Entry(identity, self._clock_s()))
+            self._keep(digest, _Entry(identity, asked_s))
         return identity
 
     def _is_current(self, identity: Identity | None) -> bool:

@@ -36,6 +36,7 @@ from store.postgres import Postgres, PostgresConfig, StoreAwayError
 _log = logging.getLogger(__name__)
 
 POSTGRES_CONNECTIONS = 4  # look-ups, polls, the lease; the ledger has lanes of its own
+POSTGRES_BLOCK_S = 5.0  # of any of those: a caller with an unknown key waits for one
 LEASE_PARTS = 3
 CONTACT_LOST_AFTER_POLLS = 6  # before readiness says so
 
@@ -81,6 +82,7 @@ class Gateway:
                 database_url=settings.database_url,
                 application_name=f"headworks {self.id}",
                 connections_max=POSTGRES_CONNECTIONS,
+                transaction_timeout_s=POSTGRES_BLOCK_S,
             )
         )
         self._source = PostgresSource(self._postgres, settings.region)

@@ -123,22 +123,32 @@ async def till(postgres_url: str, tmp_path: Path) -> AsyncIterator[Till]:
     await pg.close()
 
 
-FAULTS: dict[str, Callable[[FaultProxy], object]] = {
-    "too slow": lambda proxy: proxy.set(to_client=Passage(latency_s=2 * ANSWER_S)),
-    "deaf": lambda proxy: proxy.set(to_server=Passage(stalled=True)),
-    "mute": lambda proxy: proxy.set(to_client=Passage(stalled=True)),
-    "gone": lambda proxy: (proxy.refuse(), proxy.reset()),
-    "does it and dies": lambda proxy: (
-        proxy.trap(Way.TO_CLIENT, Moment(before=READY), Link.reset),
-        proxy.refuse(),
-    ),
-}
+def too_slow(proxy: FaultProxy) -> None:
+    proxy.set(to_client=Passage(latency_s=2 * ANSWER_S))
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+def deaf(proxy: FaultProxy) -> None:
+    proxy.set(to_server=Passage(stalled=True))
+
+
+def mute(proxy: FaultProxy) -> None:
+    proxy.set(to_client=Passage(stalled=True))
+
+
+def gone(proxy: FaultProxy) -> None:
+    proxy.refuse()
+    proxy.reset()
+
+
+def does_it_and_dies(proxy: FaultProxy) -> None:
+    proxy.refuse()
+    proxy.trap(Way.TO_CLIENT, Moment(before=READY), Link.reset)
+
+
+@pytest.mark.parametrize("fault", [too_slow, deaf, mute, gone, does_it_and_dies])
 async def test_the_capped_are_refused_and_the_others_served_and_booked_once(till, fault):
     open_before = [await till.begin(), await till.begin(till.capped)]
-    FAULTS[fault](till.proxy)
+    fault(till.proxy)
     took_s = await till.refusal_of_the_capped()
     assert took_s < ANSWER_S * 1.1 + SLACK_S
     assert till.books.away
@@ -164,8 +174,7 @@ async def test_the_capped_are_refused_and_the_others_served_and_booked_once(till
 
 async def test_a_reservation_whose_answer_was_lost_is_neither_held_nor_held_twice(till):
     for tenant in (till.capped, till.free):
-        till.proxy.trap(Way.TO_CLIENT, Moment(before=READY), Link.reset)
-        till.proxy.refuse()
+        does_it_and_dies(till.proxy)
         if tenant == till.capped:
             await till.refusal_of_the_capped()
         else:
@@ -184,7 +193,7 @@ async def test_new_work_goes_to_a_ledger_that_is_back_whatever_still_waits(till,
     """The load never pauses, so the spool never would be empty; the capped must not wait for it."""
     till.ledger = await Ledger.open(till.proxy.via(postgres_url))  # with a gateway's patience
     till.books = Books(till.ledger, till.spool)
-    FAULTS["gone"](till.proxy)
+    gone(till.proxy)
     till.books.away = True  # it was noticed
     names = [await till.request()]
     late = await till.begin()
@@ -228,7 +237,7 @@ async def test_a_replay_cut_at_any_byte_is_made_up_for(till, way):
 
 
 async def test_a_replay_that_stops_in_the_middle_is_resumed(till):
-    FAULTS["gone"](till.proxy)
+    gone(till.proxy)
     names = [await till.request() for _ in range(20)]
     size = till.spool.size_bytes
     till.proxy.heal()
@@ -254,7 +263,7 @@ def gone_from_here(proxy: FaultProxy) -> Callable[[Link], None]:
 
 async def test_words_are_told_in_the_order_in_which_they_were_said(till):
     """Reservation, witnesses and end; a release that must come before a late reservation."""
-    FAULTS["gone"](till.proxy)
+    gone(till.proxy)
     name = await till.begin()
     witness = a_witness(name, source="checkpoint", final=False, cause="")
     await till.spool.append(Record(witness=witness))
@@ -269,7 +278,7 @@ async def test_words_are_told_in_the_order_in_which_they_were_said(till):
 
 
 async def test_what_the_ledger_refuses_of_served_work_is_kept_for_a_person(till, tmp_path):
-    FAULTS["gone"](till.proxy)
+    gone(till.proxy)
     served = await till.request()
     async with till.pg.transaction() as conn:  # by whoever still reaches it
         await set_hard_cap(conn, till.free, 10)
@@ -288,7 +297,7 @@ async def test_what_the_ledger_refuses_of_served_work_is_kept_for_a_person(till,
 @pytest.mark.parametrize("first", ["ledger", "disk"])
 async def test_an_end_that_no_disk_took_is_told_when_either_is_back(till, first):
     names = [await till.begin() for _ in range(3)]
-    FAULTS["gone"](till.proxy)
+    gone(till.proxy)
     with files_of_at_most(10):
         for name in names:
             await till.books.settle(a_settle(name, tenant_id=till.free))
@@ -311,7 +320,7 @@ async def test_a_full_spool_refuses_new_work_and_takes_every_end(till, tmp_path)
     till.books = Books(till.ledger, spool)
     till.spool = spool
     before = [await till.begin() for _ in range(5)]
-    FAULTS["gone"](till.proxy)
+    gone(till.proxy)
     begun = []
     while True:
         name = f"{till.free}_more_{len(begun)}"
@@ -332,7 +341,7 @@ async def test_a_full_spool_refuses_new_work_and_takes_every_end(till, tmp_path)
 async def test_a_gateway_cut_off_alone_has_the_last_word_on_what_the_sweeper_ended(till):
     """The others reach Postgres: to them this gateway is silent, and they end what it has open."""
     name = await till.begin()
-    FAULTS["gone"](till.proxy)
+    gone(till.proxy)
     await till.books.settle(a_settle(name, tenant_id=till.free))
     async with till.pg.transaction() as conn:
         cursor = await conn.execute(
