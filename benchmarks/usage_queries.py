@@ -59,7 +59,7 @@ def months_back(count: int) -> list[int]:
 
 # Those that are quicker to make when all is there.
 SUMS_INDEXES = """
-SELECT i.indexrelid::regclass::text, pg_get_indexdef(i.indexrelid)
+SELECT i.indexrelid::regclass::text, replace(pg_get_indexdef(i.indexrelid), ' ON ONLY ', ' ON ')
 FROM pg_index AS i LEFT JOIN pg_inherits AS h ON h.inhrelid = i.indexrelid
 WHERE i.indrelid IN ('usage_sums'::regclass, 'usage_hourly'::regclass)
   AND NOT i.indisprimary AND h.inhrelid IS NULL
@@ -160,7 +160,7 @@ async def plans(bench: Bench) -> dict[str, str]:
         "span_ms": DAY_MS,
         "from_ms": bench.to_ms - 30 * DAY_MS,
         "to_ms": bench.to_ms,
-        "bucket": "day",
+        "bucket": "span",
         "bounds_ms": [],
         "limit": 1000,
         **{f"by_{name}": name == "model" for name in dimensions},
@@ -200,7 +200,7 @@ async def plans(bench: Bench) -> dict[str, str]:
             conn,
             "usage_totals",
             "usage_totals",
-            sums | {"tenant_id": tenant_name(50), "span_ms": HOUR_MS, "bucket": "hour"},
+            sums | {"tenant_id": tenant_name(50), "span_ms": HOUR_MS},
         )
     return found
 
@@ -209,6 +209,7 @@ async def plan(conn: Connection, file: str, statement: str, values: dict[str, An
     explain = b"EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF) "
     async with conn.transaction():
         await conn.execute(load("usage")["plan_for_each"])
+        await conn.execute(load("usage_totals")["room_for_groups"])
         cursor = await conn.execute(explain + load(file)[statement], values)
         return "\n".join(line for (line,) in await cursor.fetchall())
 

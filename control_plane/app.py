@@ -84,6 +84,7 @@ ADMIN_HANDLERS = [
     tenants.patch_tenant,
     usage.list_usage,
     usage_totals.read_usage_totals,
+    usage_totals.rebuild_usage_totals,
 ]
 
 

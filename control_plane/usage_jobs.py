@@ -8,11 +8,13 @@ import time
 
 from control_plane.background import Job
 from control_plane.services import Services
+from store.postgres import StoreAwayError
 from store.retention import NotYetError, make_partitions, old_months, retire_month
-from store.rollups import freshness, roll_up
+from store.rollups import ENTRIES_MAX, freshness, roll_up
 
 # At most half of the time between rounds, so that a backlog leaves Postgres to others.
 DUTY = 0.5
+ENTRIES_MIN = 500  # in one transaction, where more take Postgres too long
 MONTHS_EVERY_MS = 3_600_000
 
 _log = logging.getLogger(__name__)
@@ -20,22 +22,7 @@ _log = logging.getLogger(__name__)
 
 def usage_jobs(services: Services) -> list[Job]:
     """The sums every few seconds, the months every hour."""
-    every_ms = services.settings.usage_rollup_ms
-
-    async def sums() -> None:
-        until = time.monotonic() + DUTY * every_ms / 1000
-        while True:
-            rolled = await roll_up(services.postgres)
-            services.metrics.rolled_requests.inc(rolled.requests)
-            if rolled.missing:
-                # Nobody drops a month before it is counted, so this is a fault of ours.
-                facts = {"missing": rolled.missing}
-                _log.error("ended requests have no usage row", extra={"facts": facts})
-            if rolled.entries == 0 or time.monotonic() > until:
-                break
-        async with services.postgres.connection() as conn:
-            behind = await freshness(conn)
-        services.metrics.rollup_behind.set(behind.entries_behind)
+    sums = Sums(services)
 
     async def months() -> None:
         made = await make_partitions(services.postgres)
@@ -44,9 +31,43 @@ def usage_jobs(services: Services) -> list[Job]:
         await drop_old_months(services)
 
     return [
-        Job(name="usage_sums", every_ms=every_ms, run=sums),
+        Job(name="usage_sums", every_ms=sums.every_ms, run=sums.round),
         Job(name="usage_months", every_ms=MONTHS_EVERY_MS, run=months),
     ]
+
+
+class Sums:
+    """Brings usage's sums up to date, in transactions no longer than Postgres bears."""
+
+    def __init__(self, services: Services) -> None:
+        self.every_ms = services.settings.usage_rollup_ms
+        self._services = services
+        self._entries_max = ENTRIES_MAX
+
+    async def round(self) -> None:
+        """Raises StoreAwayError; what was committed stays."""
+        until = time.monotonic() + DUTY * self.every_ms / 1000
+        while await self._some() and time.monotonic() < until:
+            pass
+        async with self._services.postgres.connection() as conn:
+            behind = await freshness(conn)
+        self._services.metrics.rollup_behind.set(behind.entries_behind)
+
+    async def _some(self) -> bool:
+        """Whether there was anything to do."""
+        try:
+            rolled = await roll_up(self._services.postgres, entries_max=self._entries_max)
+        except StoreAwayError:
+            # Perhaps it was too much for its bound; the same again would be, for ever.
+            self._entries_max = max(ENTRIES_MIN, self._entries_max // 2)
+            raise
+        self._entries_max = min(ENTRIES_MAX, 2 * self._entries_max)
+        self._services.metrics.rolled_requests.inc(rolled.requests)
+        if rolled.missing:
+            # Nobody drops a month before it is counted, so this is a fault of ours.
+            facts = {"missing": rolled.missing}
+            _log.error("ended requests have no usage row", extra={"facts": facts})
+        return rolled.entries > 0
 
 
 async def drop_old_months(services: Services) -> None:

@@ -89,6 +89,7 @@ async def usage_totals(
     conn: Connection, query: TotalsQuery, *, after: TotalKey | None = None, limit: int = 100
 ) -> Totals:
     """Totals after the key. It opens a transaction of its own on the connection."""
+    span_ms = _span_ms(query)
     values = {
         name: value
         for name, value in msgspec.structs.asdict(query).items()
@@ -96,15 +97,16 @@ async def usage_totals(
     }
     values |= {f"by_{name}": name in query.by for name in _DIMENSIONS}
     values |= {
-        "bucket": query.bucket,
+        "bucket": "span" if query.bucket == _SPANS.get(span_ms) else query.bucket,
         "bounds_ms": month_starts_ms(query.from_ms, query.to_ms) if query.bucket == "month" else [],
-        "span_ms": _span_ms(query),
+        "span_ms": span_ms,
         "limit": limit,
     }
     last = after or TotalKey(bucket_ms=-1)
     values |= {name: getattr(last, field) for name, field in zip(_AFTER, _KEY_FIELDS, strict=True)}
     async with conn.transaction():
         await conn.execute(_requests["plan_for_each"])
+        await conn.execute(_sql["room_for_groups"])
         fresh = await freshness(conn, query.tenant_id)
         async with conn.cursor(row_factory=struct_row(Total)) as cursor:
             await cursor.execute(_sql["usage_totals"], values)
@@ -134,6 +136,7 @@ def _span_ms(query: TotalsQuery) -> int:
     return DAY_MS if whole_days and query.bucket != "hour" else HOUR_MS
 
 
+_SPANS: dict[int, Bucket] = {HOUR_MS: "hour", DAY_MS: "day"}
 _DIMENSIONS = ("tenant", "key", "model", "version", "cause", "class")
 _KEY_FIELDS = tuple(field.name for field in msgspec.structs.fields(TotalKey))
 _AFTER = ("after_ms", *(f"after_{name}" for name in _DIMENSIONS))

@@ -1,4 +1,7 @@
-"""Totals of usage: any period, told apart by any of its dimensions, from the sums alone."""
+"""Totals of usage: any period, told apart by any of its dimensions, from the sums alone.
+
+The sums follow the rows by themselves; they can be taken anew, for an operator in doubt.
+"""
 
 import base64
 import binascii
@@ -6,13 +9,17 @@ import time
 from typing import Annotated, get_args
 
 import msgspec
-from litestar import get
+from litestar import get, post
 from litestar.di import NamedDependency
-from litestar.params import QueryParameter
+from litestar.params import JSONBody, QueryParameter
 
 from control_plane.api.paging import ROWS, Filter, Limit, MsOrNow
+from control_plane.auth import ADMIN
 from control_plane.services import Services
 from core.errors import Code, refuse
+from store.audit_log import record
+from store.rollups import rebuild
+from store.tenants import tenant_by_id
 from store.usage_totals import (
     DAY_MS,
     Bucket,
@@ -97,6 +104,33 @@ async def read_usage_totals(
         entries_behind=found.freshness.entries_behind,
         after=_after(found.totals[-1]) if len(found.totals) == limit else None,
     )
+
+
+class RebuildUsage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whose sums to take anew."""
+
+    tenant_id: str
+
+
+class RebuiltUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """The entry of the tenant's account that its sums now stand at."""
+
+    tenant_id: str
+    entry: int
+
+
+@post("/usage/totals/rebuild", status_code=200)
+async def rebuild_usage_totals(
+    services: NamedDependency[Services], data: JSONBody[RebuildUsage]
+) -> RebuiltUsage:
+    """Of the months whose requests are still there; the others keep theirs."""
+    async with services.postgres.transaction() as conn:
+        if await tenant_by_id(conn, data.tenant_id) is None:
+            raise refuse(Code.NOT_FOUND, f"there is no tenant {data.tenant_id!r}")
+        subject = data.tenant_id
+        await record(conn, actor=ADMIN, action="usage.rebuild", subject=subject, detail={})
+    entry = await rebuild(services.books, data.tenant_id)
+    return RebuiltUsage(tenant_id=data.tenant_id, entry=entry)
 
 
 def _by(text: str) -> tuple[Bucket, frozenset[Dimension]]:

@@ -1,8 +1,11 @@
 -- Totals from the sums, at any level of detail. Each call is planned for its own filters and
 -- groups: those left out cost nothing.
 
--- Groups in order, after the one whose key is given. :bounds_ms are the starts of the months
--- asked about.
+-- name: room_for_groups
+SET LOCAL work_mem = '64MB'
+
+-- Groups in order, after the one whose key is given (:after_ms -1: from the first). A bucket is
+-- a 'span', as summed, or a 'day' of hours, or a 'month', of which :bounds_ms are the starts.
 -- name: usage_totals
 SELECT g.bucket_ms, g.tenant_id, g.key_id, g.model, g.version, g.cause, g.service_class,
        sum(g.requests)::bigint AS requests,
@@ -21,7 +24,7 @@ SELECT g.bucket_ms, g.tenant_id, g.key_id, g.model, g.version, g.cause, g.servic
        sum(g.inter_token_count)::bigint AS inter_token_count,
        sum(g.inter_token_us)::bigint AS inter_token_us
 FROM (SELECT CASE :bucket::text
-                 WHEN 'hour' THEN t.starts_ms
+                 WHEN 'span' THEN t.starts_ms
                  WHEN 'day' THEN t.starts_ms - mod(t.starts_ms, 86400000)
                  WHEN 'month' THEN
                      (:bounds_ms::bigint[])[width_bucket(t.starts_ms, :bounds_ms::bigint[])]
@@ -44,7 +47,8 @@ FROM (SELECT CASE :bucket::text
         AND (:version = '' OR t.version = :version)
         AND (:cause = '' OR t.cause = :cause)
         AND t.requests > 0) AS g
-WHERE (g.bucket_ms, g.tenant_id, g.key_id, g.model, g.version, g.cause, g.service_class)
+WHERE :after_ms < 0
+   OR (g.bucket_ms, g.tenant_id, g.key_id, g.model, g.version, g.cause, g.service_class)
       > (:after_ms, :after_tenant, :after_key, :after_model, :after_version, :after_cause,
          :after_class)
 GROUP BY g.bucket_ms, g.tenant_id, g.key_id, g.model, g.version, g.cause, g.service_class

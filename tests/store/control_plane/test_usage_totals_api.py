@@ -162,3 +162,18 @@ async def test_requests_are_found_by_any_filter(plane, tenant):
 async def test_what_makes_no_sense_is_refused_by_its_name(plane, name, value):
     answer = await plane.admin("GET", "/usage/totals", **{**PERIOD, name: value})
     assert_refused(answer, 422, "unprocessable", name)
+
+
+async def test_an_operator_in_doubt_has_totals_taken_anew(plane, tenant):
+    async with plane.services.postgres.transaction() as conn:
+        await conn.execute(
+            "UPDATE usage_sums SET requests = requests + 1 WHERE tenant_id = %s", (tenant,)
+        )
+    assert (await totals(plane, tenant_id=tenant, **PERIOD))["totals"][0]["requests"] > 5
+    answer = await plane.admin("POST", "/usage/totals/rebuild", {"tenant_id": tenant})
+    assert (answer.status_code, answer.json()) == (200, {"tenant_id": tenant, "entry": 10})
+    assert (await totals(plane, tenant_id=tenant, **PERIOD))["totals"][0]["requests"] == 5
+    refused = await plane.admin("POST", "/usage/totals/rebuild", {"tenant_id": "ten_0"})
+    assert_refused(refused, 404, "not_found")
+    refused = await plane.admin("POST", "/usage/totals/rebuild", {"tenant_id": tenant, "x": 1})
+    assert_refused(refused, 422, "unprocessable", "x")

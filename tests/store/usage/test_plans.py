@@ -121,7 +121,7 @@ def test_totals_read_the_sums_of_their_period_alone(conn, tenant_id):
         "span_ms": 3_600_000,
         "from_ms": NOVEMBER_MS,
         "to_ms": NOVEMBER_MS + 86_400_000,
-        "bucket": "hour",
+        "bucket": "span",
         "bounds_ms": [],
         **{
             f"by_{name}": name == "model"
