@@ -21,6 +21,7 @@ NOVEMBER_MS = 1_793_491_200_000
 @pytest.fixture(scope="module")
 def filled_url(postgres_url: str) -> str:
     with psycopg.connect(postgres_url, autocommit=True) as conn:
+        conn.execute("SELECT setseed(0.5)")
         for month in MONTHS:
             fill_month(conn, month, rows=ROWS, tenants=100)
         conn.execute("ANALYZE")
@@ -143,8 +144,8 @@ def test_totals_read_the_sums_of_their_period_alone(conn, tenant_id):
         UsageFilter(),
         UsageFilter(tenant_id=tenant_name(1)),
         UsageFilter(key_id="key_2_1"),
-        UsageFilter(model="model_3", cause="failed"),
-        UsageFilter(version="v0_of_model_1", tenant_id=tenant_name(4)),
+        UsageFilter(model="model_3", cause="complete"),
+        UsageFilter(version="v0_of_model_1", tenant_id=tenant_name(1)),
         UsageFilter(cause="length", from_ms=NOVEMBER_MS),
     ],
     ids=str,
