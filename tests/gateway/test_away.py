@@ -13,6 +13,7 @@ from core.metering import RequestTimings, Reserve, Settle
 from core.money import EndCause
 from gateway.spool import Record, Spool
 from store.leases import assert_lease
+from store.ledger_audit import audit
 from store.migrate import upgrade
 from tests.support.gateway_requests import CHAT, a_body, error_of, headers_of, post, text_of
 from tests.support.gateway_world import (
@@ -24,10 +25,14 @@ from tests.support.gateway_world import (
     until_answered,
 )
 from tests.support.openai_grammar import check_openai_chat_stream
+from tests.support.postgres_faults import a_proxy, timed
 from tests.support.scripted_worker import answers, whole_text
 from tests.support.services import PostgresServer, ValkeyServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
+
+LEDGER_S = 5.0  # the ledger's patience
+SLACK_S = 2.0  # a busy machine's
 
 
 @pytest.fixture
@@ -87,6 +92,37 @@ async def test_postgres_away_in_mid_stream(lonely: World, own_postgres: Postgres
     assert (await post(world, capped)).status_code == 200
     await world.settled(capped, 3)
     await world.dispatcher_is_empty()
+
+
+async def test_a_black_hole_is_noticed_within_the_bound_and_then_costs_nobody_any_time(
+    postgres_url: str, valkey_url: str, tmp_path: Path
+) -> None:
+    async with (
+        a_proxy(postgres_url) as proxy,
+        a_world(postgres_url, valkey_url, tmp_path, database_url=proxy.via(postgres_url)) as world,
+    ):
+        free, capped = await world.add_caller(), await world.add_caller(hard_cap_micro=10**9)
+        for caller in (free, capped):
+            assert (await post(world, caller)).status_code == 200
+        proxy.black_hole()
+        (answer, took_s), (refused, capped_s) = await asyncio.gather(
+            timed(post(world, free)), timed(post(world, capped))
+        )
+        assert (answer.status_code, refused.status_code) == (200, 503)
+        assert max(took_s, capped_s) < LEDGER_S * 1.1 + SLACK_S
+        (answer, took_s), (refused, capped_s) = await asyncio.gather(
+            timed(post(world, free)), timed(post(world, capped))
+        )
+        assert (answer.status_code, refused.status_code) == (200, 503)
+        assert max(took_s, capped_s) < SLACK_S
+        proxy.heal()
+        rows = await world.settled(free, 3)
+        assert await world.balance(free) == (sum(row.billed_micro for row in rows), 0)
+        await until(lambda: not world.gateway._books.away)
+        assert (await post(world, capped)).status_code == 200
+        async with world.postgres.connection() as conn:
+            assert (await audit(conn)).violations == ()
+        await world.dispatcher_is_empty()
 
 
 async def test_a_gateway_that_ends_while_postgres_is_away_leaves_its_words_to_the_next(

@@ -110,7 +110,10 @@ async def till(postgres_url: str, tmp_path: Path) -> AsyncIterator[Till]:
     spool.open()
     async with a_proxy(postgres_url) as proxy:
         ledger = an_impatient_ledger(
-            proxy.via(postgres_url), answer_timeout_s=ANSWER_S, try_timeout_s=0.2
+            proxy.via(postgres_url),
+            answer_timeout_s=ANSWER_S,
+            try_timeout_s=0.2,
+            retry_pause_max_s=0.05,
         )
         till = Till(ledger, spool, proxy, pg)
         till.free = await a_tenant(pg)

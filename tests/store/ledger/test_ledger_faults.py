@@ -32,7 +32,10 @@ async def proxy(postgres_url: str) -> AsyncIterator[FaultProxy]:
 async def shaky(postgres_url: str, proxy: FaultProxy) -> AsyncIterator[Ledger]:
     """A ledger beyond the proxy, with little patience."""
     ledger = an_impatient_ledger(
-        proxy.via(postgres_url), answer_timeout_s=ANSWER_S, try_timeout_s=TRY_S
+        proxy.via(postgres_url),
+        answer_timeout_s=ANSWER_S,
+        try_timeout_s=TRY_S,
+        retry_pause_max_s=0.05,
     )
     yield ledger
     proxy.heal()
