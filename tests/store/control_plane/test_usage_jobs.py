@@ -19,7 +19,9 @@ DAY_MS = 86_400_000
 
 @pytest.fixture
 async def plane(fresh_postgres_url, valkey_url):
-    settings = the_settings(fresh_postgres_url, valkey_url, usage_rollup_ms=200, usage_kept_months=2)
+    settings = the_settings(
+        fresh_postgres_url, valkey_url, usage_rollup_ms=200, usage_kept_months=2
+    )
     async with running(settings) as plane:
         yield plane
 
@@ -64,7 +66,9 @@ async def test_an_old_month_goes_when_it_is_summed_and_a_month_that_may_not_go_s
     old = await a_request(plane, tenant, old_ms)
     kept = await a_request(plane, tenant, kept_ms)
     await requests_in_totals(plane, 2)
-    settings = the_settings(fresh_postgres_url, valkey_url, usage_rollup_ms=200, usage_kept_months=2)
+    settings = the_settings(
+        fresh_postgres_url, valkey_url, usage_rollup_ms=200, usage_kept_months=2
+    )
     async with running(settings), plane.services.postgres.connection() as conn:
         async with asyncio.timeout(20):
             while await usage_of(conn, old) is not None:  # noqa: ASYNC110
