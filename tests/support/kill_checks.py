@@ -15,14 +15,14 @@ import msgspec
 
 from core.money import EndCause
 from core.protocol import Usage
-from store.accounts import account
 from store.ledger_audit import audit
 from store.postgres import OPERATIONAL, Connection, PostgresConfig, StoreAwayError, connect
 from store.rows import struct_row
-from tests.support.gateway_world import PRICE
+from tests.support.gateway_world import PRICE, Caller
 from tests.support.kill_load import Asked, Told, check_texts, told
 from tests.support.kill_stack import GATEWAYS, Stack
 from tests.support.kill_steps import Attempt, Journals
+from tests.support.kill_tenants import Terms, check_bounds
 
 BACK_S = 15.0  # for Postgres to answer again
 # A witness is heard in one transaction and counted in the next: a kill between them leaves the
@@ -62,24 +62,20 @@ async def reading(url: str) -> AsyncIterator[Connection]:
         await conn.close()
 
 
-async def observe(url: str, caps: dict[str, int | None], *, at_rest: bool = False) -> None:
-    """The ledger's own rules and the hard caps, as soon as Postgres answers."""
+async def observe(url: str, tenants: dict[Caller, Terms], *, at_rest: bool = False) -> None:
+    """The ledger's own rules and every bound, as soon as Postgres answers."""
     async with asyncio.timeout(BACK_S):
         while True:
             try:
                 async with reading(url) as conn:
                     found = await audit(conn)
-                    balances = {tenant_id: await account(conn, tenant_id) for tenant_id in caps}
+                    await check_bounds(conn, tenants)
             except StoreAwayError:
                 await asyncio.sleep(0.02)
             else:
                 break
     broken = [one for one in found.violations if at_rest or one.rule != COUNTED_LATER]
     assert not broken, broken
-    for tenant_id, cap in caps.items():
-        balance = balances[tenant_id]
-        assert balance is not None
-        assert cap is None or balance.posted_micro + balance.reserved_micro <= cap, balance
 
 
 async def come_to_rest(stack: Stack, url: str, journals: Journals) -> None:
@@ -94,10 +90,10 @@ async def come_to_rest(stack: Stack, url: str, journals: Journals) -> None:
 
 
 async def check_all(
-    url: str, journals: Journals, asked: list[Asked], caps: dict[str, int | None]
+    url: str, journals: Journals, asked: list[Asked], tenants: dict[Caller, Terms]
 ) -> list[Ended]:
     """At rest: every request against every witness."""
-    await observe(url, caps, at_rest=True)
+    await observe(url, tenants, at_rest=True)
     async with reading(url) as conn:
         rows = await _rows(conn)
         _check_entries(rows, await _entries(conn))
@@ -108,8 +104,9 @@ async def check_all(
         _check_row(row, truth.get(row.request_id, []))
     ids = [one.request_id for one in asked if one.request_id]
     assert len(set(ids)) == len(ids), "two requests were told one id"
+    bounded = {caller.tenant_id for caller, terms in tenants.items() if terms.bounded}
     for one in asked:
-        _check_client(one, rows.get(one.request_id), is_capped=caps[one.tenant_id] is not None)
+        _check_client(one, rows.get(one.request_id), is_bounded=one.tenant_id in bounded)
     return list(rows.values())
 
 
@@ -210,7 +207,7 @@ def _check_row(row: Ended, truth: list[Usage]) -> None:
     assert row.delivered_tokens <= row.metered_output_tokens, row
 
 
-def _check_client(asked: Asked, row: Ended | None, *, is_capped: bool) -> None:
+def _check_client(asked: Asked, row: Ended | None, *, is_bounded: bool) -> None:
     """What the client saw agrees with what it was billed."""
     if asked.status == 200:
         assert row is not None, f"served and not in the books: {asked}"
@@ -219,7 +216,7 @@ def _check_client(asked: Asked, row: Ended | None, *, is_capped: bool) -> None:
     assert row.tenant_id == asked.tenant_id, (asked, row)
     answer = told(asked)
     if answer is not None:
-        check_texts(asked, answer, may_be_short=is_capped)
+        check_texts(asked, answer, may_be_short=is_bounded)
         _check_bill(asked, answer, row)
     elif asked.status >= 400 and row.settled_by == "gateway":
         assert row.billed_micro == 0, (asked, row)

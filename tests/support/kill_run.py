@@ -11,16 +11,18 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from tests.support.gateway_world import Caller, World, _register_model
-from tests.support.kill_checks import Ended, check_all, come_to_rest, observe
+from tests.support.kill_checks import Ended, check_all, come_to_rest, observe, reading
 from tests.support.kill_load import Load, told
 from tests.support.kill_report import Tally
 from tests.support.kill_stack import GATEWAYS, PROCESSES, Stack
 from tests.support.kill_steps import Journals
 from tests.support.kill_strike import PROCESS_VICTIMS, VICTIMS, Striker
+from tests.support.kill_tenants import Operator, Terms, open_tenants
 from tests.support.registry import open_postgres
 
 CHAPTER_KILLS = 50
@@ -29,8 +31,6 @@ OUTAGE_KILLS = 10  # at the end of every second chapter, while Postgres stays aw
 # Gateways wait five seconds for the ledger's answer; then words go to their spools.
 OUTAGE_S = 5.5
 REPLAY_S = 2.5  # for living gateways to replay their own spools
-# Micro-units for a chapter; None: no cap. The last is used up half-way.
-CAPS = (None, 1_000_000, 12_000)
 
 
 async def run(stack: Stack, *, seed: int, kills: int, tell: Callable[[str], None]) -> Tally:
@@ -67,15 +67,17 @@ class Chapter:
         self._rng = rng
         self._tally = tally
         self._journals = Journals(stack)
-        self._caps: dict[str, int | None] = {}
+        self._tenants: dict[Caller, Terms] = {}
         self._counted: set[str] = set()
         self._read = 0
 
     async def run(self, kills: int, *, with_outage: bool) -> None:
         """Ends at rest, with everything still running."""
-        callers = await self._found()
+        await self._found()
         ports = {name: self._stack.ports[name] for name in GATEWAYS}
-        load = Load(self._rng, ports, callers)
+        load = Load(self._rng, ports, list(self._tenants))
+        (prepaid,) = (caller for caller, terms in self._tenants.items() if terms.prepaid)
+        operator = Operator(self._stack.database_url, self._rng, load, prepaid)
         striker = Striker(self._stack, load, self._journals, self._rng, self._tally)
         for name in PROCESSES:
             self._stack.start(name)
@@ -83,30 +85,45 @@ class Chapter:
         last = self._tally.count + kills
         outage_kills = min(OUTAGE_KILLS, kills) if with_outage else 0
         while (left := last - outage_kills - self._tally.count) > 0:
-            load.start()
-            for _ in range(min(REST_EVERY, left)):
-                await striker.strike(VICTIMS)
-                await self._observe(striker)
-            await self._rest(load, striker)
+            async with self._under_load(load, operator, striker):
+                for _ in range(min(REST_EVERY, left)):
+                    await striker.strike(VICTIMS)
+                    await self._observe(striker)
         if with_outage:
-            load.start()
-            await self._outage(striker, outage_kills)
-            await self._rest(load, striker)
+            async with self._under_load(load, operator, striker):
+                await self._outage(striker, outage_kills)
         striker.close()
 
-    async def _found(self) -> list[Caller]:
+    async def _found(self) -> None:
         async with open_postgres(self._stack.database_url) as postgres:
-            world = World(postgres, None, self._stack.manifest)
             async with postgres.transaction() as conn:
                 await _register_model(conn, self._stack.manifest)
-            callers = [await world.add_caller(hard_cap_micro=cap) for cap in CAPS]
-        tenants = (caller.tenant_id for caller in callers)
-        self._caps = dict(zip(tenants, CAPS, strict=True))
-        return callers
+            world = World(postgres, None, self._stack.manifest)
+            self._tenants = await open_tenants(world, self._rng)
+
+    @asynccontextmanager
+    async def _under_load(
+        self, load: Load, operator: Operator, striker: Striker
+    ) -> AsyncIterator[None]:
+        """Then at rest, with everything compared."""
+        load.start()
+        operator.start()
+        yield
+        await load.pause()
+        await striker.all_ready()
+        await operator.pause()
+        await self._adopt(striker)
+        url = self._stack.database_url
+        await come_to_rest(self._stack, url, self._journals)
+        rows = await check_all(url, self._journals, load.asked, self._tenants)
+        async with reading(url) as conn:
+            await operator.check(conn)
+        self._tally.rests += 1
+        self._count(rows, load)
 
     async def _observe(self, striker: Striker) -> None:
         await striker.postgres_up()
-        await observe(self._stack.database_url, self._caps)
+        await observe(self._stack.database_url, self._tenants)
         self._tally.observed += 1
         self._stack.revive()
 
@@ -119,16 +136,6 @@ class Chapter:
             await striker.strike(PROCESS_VICTIMS)
         await striker.start_postgres()
         await self._observe(striker)
-
-    async def _rest(self, load: Load, striker: Striker) -> None:
-        await load.pause()
-        await striker.all_ready()
-        await self._adopt(striker)
-        url = self._stack.database_url
-        await come_to_rest(self._stack, url, self._journals)
-        rows = await check_all(url, self._journals, load.asked, self._caps)
-        self._tally.rests += 1
-        self._count(rows, load)
 
     async def _adopt(self, striker: Striker) -> None:
         """A gateway adopts what dead ones left when it starts, and then once in a minute."""

@@ -94,6 +94,7 @@ class Steps:
         self._journals = journals
         self._valkey = redis.Redis.from_url(stack.valkey.embedded.url)
         self._postgres: psycopg.Connection | None = None
+        self._told: set[Attempt] = set()
 
     def close(self) -> None:
         self._valkey.close()
@@ -121,7 +122,7 @@ class Steps:
         return +found or Counter(none=1)
 
     def _held_and_told(self) -> tuple[set[str], set[Attempt]]:
-        """Open reservations, and attempts whose journals Postgres has."""
+        """Open reservations, and attempts whose journals Postgres has: while away, has had."""
         try:
             if self._postgres is None:
                 self._postgres = psycopg.connect(self._stack.database_url, autocommit=True)
@@ -131,8 +132,9 @@ class Steps:
             ).fetchall()
         except psycopg.OperationalError:
             self._postgres = None
-            return set(), set()
-        return {request_id for (request_id,) in held}, {(row[0], row[1]) for row in told}
+            return set(), self._told
+        self._told = {(request_id, attempt) for request_id, attempt in told}
+        return {request_id for (request_id,) in held}, self._told
 
     def _tickets(self) -> dict[str, str]:
         """The pool's tickets and their states."""
