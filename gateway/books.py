@@ -15,7 +15,13 @@ from contextlib import suppress
 from core.ledger import release
 from core.metering import LedgerRefused, Reserve, Reserved, Settle, TopUp, Witness
 from gateway.spool import Record, Spool, SpoolError
-from store.ledger import Ledger, LedgerAwayError, LedgerRejectedError, NotReservedError
+from store.ledger import (
+    AccountLockedError,
+    Ledger,
+    LedgerAwayError,
+    LedgerRejectedError,
+    NotReservedError,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -54,10 +60,10 @@ class Books:
         if not self.away:
             try:
                 return await self._ledger.reserve(asked)
-            except LedgerAwayError:
-                self._lost_contact()
+            except LedgerAwayError as error:
+                self._not_answered(error)
                 if hard_capped:  # it may have been held
-                    await self.settle(release(asked.request_id, asked.tenant_id, asked.created_ms))
+                    await self._keep(release(asked.request_id, asked.tenant_id, asked.created_ms))
             except REJECTED as error:
                 self._refused(asked.request_id, repr(error))
                 return AWAY
@@ -75,8 +81,8 @@ class Books:
             return AWAY
         try:
             return await self._ledger.top_up(more)
-        except LedgerAwayError:
-            self._lost_contact()
+        except LedgerAwayError as error:
+            self._not_answered(error)
         except REJECTED as error:
             self._refused(more.request_id, repr(error))
             return LedgerRefused(reason="rejected")
@@ -84,23 +90,17 @@ class Books:
 
     async def settle(self, word: Settle) -> None:
         """Say how a request ended: to the ledger, or else to the spool."""
-        record, rejected = Record(settle=word), ""
         if self._may_tell(word.request_id):
             try:
                 await self._ledger.settle(word)
-            except LedgerAwayError:
-                self._lost_contact()
+            except LedgerAwayError as error:
+                self._not_answered(error)
             except REJECTED as error:
-                rejected = repr(error)
+                await self._keep(word, rejected=repr(error))
+                return
             else:
                 return
-        try:
-            if rejected:
-                await self._set_aside(record, rejected)
-            else:
-                await self._spool.append(record)
-        except SpoolError as error:
-            self._keep_in_memory(word, str(error))
+        await self._keep(word)
 
     async def checkpoint(self, witnesses: Sequence[Witness]) -> None:
         """Tell of answers under way; a checkpoint missed is made up for by the next."""
@@ -108,8 +108,8 @@ class Books:
             return
         try:
             rejected = await self._say([Record(witness=witness) for witness in witnesses])
-        except LedgerAwayError:
-            self._lost_contact()
+        except LedgerAwayError as error:
+            self._not_answered(error)
             return
         for record, reason in rejected:
             self._refused(record.request_id, reason)
@@ -139,8 +139,8 @@ class Books:
                 if self.away:
                     await self._make_contact()
                 count = await replay(self._apply)
-            except LedgerAwayError:
-                self._lost_contact()
+            except LedgerAwayError as error:
+                self._not_answered(error)
                 return 0
         if count:
             _log.info("spooled records were replayed", extra={"facts": {"records": count}})
@@ -188,19 +188,33 @@ class Books:
         self._refused(record.request_id, reason)
         await self._spool.set_aside(record, reason)
 
-    def _keep_in_memory(self, word: Settle, reason: str) -> None:
-        """Until the next recovery. Should we die before, the worker's journal has the totals."""
-        is_kept = len(self._unkept) < UNKEPT_MAX
-        if is_kept:
-            self._unkept.append(word)
-        facts = {"request_id": word.request_id, "reason": reason, "in_memory": is_kept}
-        _log.error("a settlement is not on disk", extra={"facts": facts})
+    async def _keep(self, word: Settle, *, rejected: str = "") -> None:
+        """On disk: for the ledger, or where it rejected it for a person.
+
+        In memory, until the next recovery, when the disk refuses too. Should we die before, the
+        worker's journal has the totals.
+        """
+        record = Record(settle=word)
+        try:
+            if rejected:
+                await self._set_aside(record, rejected)
+            else:
+                await self._spool.append(record)
+        except SpoolError as error:
+            is_kept = len(self._unkept) < UNKEPT_MAX
+            if is_kept:
+                self._unkept.append(word)
+            facts = {"request_id": word.request_id, "reason": str(error), "in_memory": is_kept}
+            _log.exception("a settlement is not on disk", extra={"facts": facts})
 
     def _may_tell(self, request_id: str) -> bool:
         """Whether the ledger may hear of it now: it is there, and nothing earlier waits."""
         return not self.away and not self._spool.holds(request_id)
 
-    def _lost_contact(self) -> None:
+    def _not_answered(self, error: LedgerAwayError) -> None:
+        """One account that somebody keeps locked says nothing about the others."""
+        if isinstance(error, AccountLockedError):
+            return
         if not self.away:
             _log.warning("the ledger is away; settlements go to the spool")
         self.away = True

@@ -42,6 +42,10 @@ class LedgerAwayError(StoreAwayError):
     """No answer in time. The command may have been done; repeating it is safe."""
 
 
+class AccountLockedError(LedgerAwayError):
+    """Somebody has had this account locked for as long as anyone waits; others are served."""
+
+
 class LedgerRejectedError(Exception):
     """This command cannot be carried out: a bug, and repeating it will not help."""
 
@@ -344,10 +348,15 @@ class Lane(Generic[Command, Answer]):
         waiting = [item for item in (*self._sent, *self._queue) if not item.future.done()]
         for item in waiting:
             if item.deadline <= now:
-                item.fail(LedgerAwayError("Postgres did not answer in time"))
+                item.fail(self._too_late())
         self._reaper = None
         if waiting:
             self._reaper = self._loop.call_later(self._config.answer_timeout_s / 10, self._reap)
+
+    def _too_late(self) -> LedgerAwayError:
+        if self._divert is None and not self.away:  # the siding, and nothing else to wait for
+            return AccountLockedError("its account is locked by somebody else")
+        return LedgerAwayError("Postgres did not answer in time")
 
 
 async def _result(task: asyncio.Task[Result]) -> Result:

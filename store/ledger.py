@@ -30,6 +30,7 @@ from core.protocol import Usage
 from core.witnesses import heard_from
 from store.accounts import account, open_account, set_hard_cap
 from store.group_commit import (
+    AccountLockedError,
     GroupCommit,
     GroupCommitConfig,
     LedgerAwayError,
@@ -40,6 +41,7 @@ from store.queries import load
 
 __all__ = [
     "BILLING_CAUSES",
+    "AccountLockedError",
     "Ledger",
     "LedgerAwayError",
     "LedgerRejectedError",

@@ -9,6 +9,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from core.ledger import release
@@ -221,6 +222,29 @@ async def test_new_work_goes_to_a_ledger_that_is_back_whatever_still_waits(till,
     await till.well_again()
     assert await till.billed(till.free) == dict.fromkeys([*names, late], 50)
     assert till.books.refused_words == 0
+    await till.ledger.close()
+
+
+async def test_an_account_that_somebody_keeps_locked_is_no_reason_to_refuse_another(
+    till, postgres_url
+):
+    till.ledger = an_impatient_ledger(
+        till.proxy.via(postgres_url), answer_timeout_s=ANSWER_S, lock_timeout_ms=20
+    )
+    till.books = Books(till.ledger, till.spool)
+    async with await psycopg.AsyncConnection.connect(postgres_url) as other:
+        await other.execute("SELECT FROM accounts WHERE tenant_id = %s FOR UPDATE", (till.free,))
+        locked = asyncio.create_task(till.request())
+        while not locked.done():
+            await till.request(till.capped)
+            await asyncio.sleep(0.01)
+        assert not till.books.away
+        assert till.spool.size_bytes > 0
+        await till.request(till.capped)
+        assert await till.books.recover() == 0
+        await till.request(till.capped)
+    await till.well_again()
+    assert await till.billed(till.free) == {await locked: 50}
     await till.ledger.close()
 
 
