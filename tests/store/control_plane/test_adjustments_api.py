@@ -102,6 +102,16 @@ async def test_an_id_is_one_corrections_whoever_elses_it_would_be(plane, tenant)
     assert_refused(answer, 409, "conflict", "id")
 
 
+async def test_of_two_tenants_at_once_one_has_the_id(plane, tenant):
+    other, body = await a_tenant(plane.services.postgres), a_body(amount_micro=5)
+    answers = await asyncio.gather(
+        *(plane.admin("POST", f"/tenants/{name}/credits", body) for name in (tenant, other))
+    )
+    assert sorted(answer.status_code for answer in answers) == [201, 409]
+    credits = [(await balances(plane, name))[1] for name in (tenant, other)]
+    assert sorted(credits) == [0, 5]
+
+
 async def test_twenty_at_once_with_the_same_words_have_one_effect(plane, tenant):
     body = a_body(amount_micro=5)
     path = f"/tenants/{tenant}/credits"
