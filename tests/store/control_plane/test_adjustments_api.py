@@ -108,8 +108,8 @@ async def test_of_two_tenants_at_once_one_has_the_id(plane, tenant):
         *(plane.admin("POST", f"/tenants/{name}/credits", body) for name in (tenant, other))
     )
     assert sorted(answer.status_code for answer in answers) == [201, 409]
-    credits = [(await balances(plane, name))[1] for name in (tenant, other)]
-    assert sorted(credits) == [0, 5]
+    given = [(await balances(plane, name))[1] for name in (tenant, other)]
+    assert sorted(given) == [0, 5]
 
 
 async def test_twenty_at_once_with_the_same_words_have_one_effect(plane, tenant):
