@@ -59,7 +59,7 @@ class GroupCommitConfig(msgspec.Struct, frozen=True, kw_only=True):
     answer_timeout_s: float = 5.0
     try_timeout_s: float = 3.0  # one round trip, its commit included
     lock_timeout_ms: int = 100  # then the locked accounts go to the siding
-    siding_lock_timeout_ms: int = 2_000
+    siding_lock_timeout_ms: int = 500  # then others there have their turn
     retry_pause_min_s: float = 0.02
     retry_pause_max_s: float = 0.5
 
@@ -291,17 +291,30 @@ class Lane(Generic[Command, Answer]):
     async def _leave_locked(
         self, batch: Sequence[Item[Command, Answer]]
     ) -> Sequence[Item[Command, Answer]]:
-        """Send those whose account somebody else has locked to the siding; return the others."""
-        if self._divert is None:
-            return batch
+        """Part with those whose account somebody else has locked; return the others.
+
+        They go to the siding, or when they are there to the end of its queue: what was let go
+        meanwhile, and what came since, does not wait for them.
+        """
         accounts = {self._work.account(item.command) for item in batch}
         try:
             conn = await self._connected()
             free = await self._bounded(conn, self._work.free(conn, sorted(accounts)))
         except StoreAwayError:
             return batch
-        self._divert([item for item in batch if self._work.account(item.command) not in free])
+        locked = [item for item in batch if self._work.account(item.command) not in free]
+        if self._divert is not None:
+            self._divert(locked)
+        else:
+            self._postpone(locked)
         return [item for item in batch if self._work.account(item.command) in free]
+
+    def _postpone(self, items: Sequence[Item[Command, Answer]]) -> None:
+        """To the end of the queue, but not behind later commands of the same key."""
+        keys = {item.key for item in items}
+        others = [item for item in self._queue if item.key not in keys]
+        later = [item for item in self._queue if item.key in keys]
+        self._queue = deque([*others, *items, *later])
 
     async def _bounded(self, conn: Connection, work: Coroutine[Any, Any, Result]) -> Result:
         """Raises StoreAwayError for whatever may be over when tried again, but locks."""

@@ -230,6 +230,27 @@ async def test_a_deadlock_with_another_session_is_tried_again(postgres_url, prox
     await ledger.close()
 
 
+async def test_an_account_let_go_does_not_wait_for_one_that_is_not(postgres_url, pg):
+    kept, let_go = sorted([await a_tenant(pg), await a_tenant(pg)])
+    ledger = an_impatient_ledger(postgres_url, lock_timeout_ms=20, siding_lock_timeout_ms=300)
+    others = [await psycopg.AsyncConnection.connect(postgres_url) for _ in range(2)]
+    for other, tenant in zip(others, (kept, let_go), strict=True):
+        await other.execute(LOCK, (tenant,))
+    waiting = asyncio.create_task(one_request(ledger, kept, f"{kept}_1"))
+    other_one = asyncio.create_task(timed(one_request(ledger, let_go, f"{let_go}_1")))
+    await asyncio.sleep(0.2)  # both are in the siding
+    await others[1].rollback()
+    unanswered, took_s = await other_one
+    assert unanswered == 0
+    assert took_s < 1 + SLACK_S
+    await others[0].rollback()
+    assert await waiting == 0
+    await assert_exact(pg, [kept, let_go], 2)
+    for other in others:
+        await other.close()
+    await ledger.close()
+
+
 async def test_a_serialization_failure_is_tried_again(postgres_url, proxy, pg):
     tenant = await a_tenant(pg)
     isolation = "default_transaction_isolation%3Drepeatable%5C%20read"
