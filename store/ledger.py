@@ -227,7 +227,8 @@ class _Commands:
                 }
             )
         # Two transactions, in this order: see ledger_recount.
-        await conn.execute(_sql["hear"], {"witnesses": _json.encode(words).decode()})
+        hear = "hear" if any(word["source"] != "checkpoint" for word in words) else "hear_softly"
+        await conn.execute(_sql[hear], {"witnesses": _json.encode(words).decode()})
         cursor = await conn.execute(
             _sql["recount"],
             {

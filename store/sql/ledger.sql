@@ -10,6 +10,11 @@ FROM ledger_apply(:tenants, :settles::json, :top_ups::json, :reserves::json, :bi
 SELECT ledger_hear(
     ARRAY(SELECT i FROM json_populate_recordset(NULL::witness_word, :witnesses::json) AS i))
 
+-- Checkpoints: each is made up for by the next, so losing the last few in a crash is harmless.
+-- name: hear_softly
+SELECT set_config('synchronous_commit', 'off', true), ledger_hear(
+    ARRAY(SELECT i FROM json_populate_recordset(NULL::witness_word, :witnesses::json) AS i))
+
 -- name: recount
 SELECT kind, n, refused, limit_name, reserved_micro, posted_micro, hard_cap_micro, fits_micro,
        billed_micro, cause, prompt_tokens, cached_tokens, output_tokens, cache_write_5m_tokens,
