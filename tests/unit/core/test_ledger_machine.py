@@ -143,10 +143,10 @@ class LedgerMachine(RuleBasedStateMachine):
         output = row.metered.output_tokens
         if row.cause is not EndCause.LOST:
             output = row.accepted_tokens
-        asked = row.asked.max_tokens * row.asked.choices
-        return billed_micro(
-            row.cause, price, replace(row.metered, output_tokens=min(output, asked))
-        )
+        output = min(output, row.asked.max_tokens * row.asked.choices)
+        reasoning = min(row.metered.reasoning_tokens, output)
+        usage = replace(row.metered, output_tokens=output, reasoning_tokens=reasoning)
+        return billed_micro(row.cause, price, usage)
 
     @invariant()
     def no_bill_is_for_more_than_was_read_and_asked_for(self):
