@@ -85,7 +85,7 @@ WITH seen AS MATERIALIZED (
 ended AS (
     SELECT (s.usage).*, ledger_usage_totals(s.usage) AS totals, s.price, s.held_micro, s.said_at,
            s.unconfirmed
-    FROM seen AS s WHERE s.is_quiet AND (s.usage).request_id IS NOT NULL
+    FROM seen AS s WHERE (s.usage).request_id IS NOT NULL
 )
 SELECT '' AS kind, s.request_id AS subject, 'was spoken of just now' AS detail
 FROM seen AS s WHERE NOT s.is_quiet

@@ -233,12 +233,12 @@ async def test_a_reconciler_that_is_cut_off_goes_on_from_what_it_committed(case)
     for request_id in requests:
         await hear(case, a_witness(request_id, attempt=2, usage=a_usage(output=7)))
     ended = 0
-    for n in range(12):
+    for n in range(8):
         going = asyncio.create_task(case.reconciler.round())
         await asyncio.sleep(0.005 * n)
         async with case.services.books.connection() as conn:
             await conn.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
                 " WHERE application_name = 'headworks control plane'"
                 " AND datname = current_database()"
             )
@@ -584,6 +584,27 @@ async def copies(case, count, *, uncounted):
             (uncounted, count, request_id),
         )
     await case.run("UPDATE reconcile_cursors SET at = now() - interval '3 days'")
+
+
+async def test_a_word_that_says_more_comes_again_and_one_repeated_does_not(case):
+    request_id, _ = await case.request()
+    await case.rounds()
+
+    async def come():
+        async with case.pg.transaction() as conn:
+            done = await reconcile.next_words(
+                conn, Feed.WORDS, window_ms=60_000, lag_ms=0, limit=10
+            )
+            await reconcile.move(conn, Feed.WORDS, done)
+        return done.subjects
+
+    await case.ledger.reconcile(a_witness(request_id, source="checkpoint"))
+    assert await come() == [request_id]
+    await case.ledger.reconcile(a_witness(request_id, source="checkpoint"))
+    assert await come() == []
+    word = a_witness(request_id, source="checkpoint", usage=a_usage(output=25))
+    await case.ledger.reconcile(word)
+    assert await come() == [request_id]
 
 
 async def test_a_backlog_is_worked_off_in_bounded_slices(case, caplog):
