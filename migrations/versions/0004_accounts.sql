@@ -1409,6 +1409,8 @@ DECLARE
     v_usage usage;
     v_done adjustments;
 BEGIN
+    -- Before any account, in everybody's order: one id may be said of two tenants at once.
+    PERFORM pg_advisory_xact_lock(hashtextextended(p_word.id, 0));
     SELECT * INTO v_account FROM accounts AS a
     WHERE a.tenant_id = p_word.tenant_id FOR NO KEY UPDATE;
     SELECT * INTO v_done FROM adjustments AS d WHERE d.id = p_word.id;
