@@ -190,7 +190,13 @@ UPDATE rollup_positions SET seq = :seq, rolled_at = clock_timestamp() WHERE tena
 -- name: differences
 WITH kept AS (
     SELECT * FROM usage_sums AS t
-    WHERE t.tenant_id = :tenant_id AND t.requests <> 0
+    WHERE t.tenant_id = :tenant_id
+      -- What has moved away leaves nothing.
+      AND (t.requests, t.prompt_tokens, t.cached_tokens, t.cache_write_5m_tokens,
+           t.cache_write_1h_tokens, t.output_tokens, t.reasoning_tokens, t.accepted_tokens,
+           t.delivered_tokens, t.billed_micro, t.adjusted_micro, t.first_token_count,
+           t.first_token_us, t.inter_token_count, t.inter_token_us)
+          <> (0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
       AND NOT EXISTS (SELECT FROM usage_retired AS r
                       WHERE r.tenant_id = t.tenant_id AND r.month = t.month)
 ),
