@@ -163,6 +163,7 @@ async def test_a_standby_that_takes_over_has_everything_that_was_answered(
                 answer, took_s = await timed(ledger.reserve(a_reserve(tenant_id=tenants[0])))
                 assert isinstance(answer, StoreAwayError)
                 assert took_s < ANSWER_S * 1.1 + SLACK_S
+                assert ledger.away, "a standby is as good as nobody"
                 await asyncio.to_thread(standby.promote)
 
             done, unanswered = await under_load(ledger, tenants, fail_over)
