@@ -60,7 +60,8 @@ LEFT JOIN unnest(:tenants::text[], :entries::bigint[], :requests::bigint[], :bil
 LEFT JOIN usage_retired AS r ON r.tenant_id = a.tenant_id AND r.month = :month
 WHERE (coalesce(r.requests, 0), coalesce(r.billed_micro, 0), coalesce(r.adjusted_micro, 0))
       <> (coalesce(s.requests, 0), coalesce(s.billed, 0), coalesce(s.adjusted, 0))
-   OR EXISTS (SELECT FROM entries AS e
-              WHERE e.tenant_id = a.tenant_id AND e.seq > coalesce(s.entries, 0)
-                AND ledger_month(e.request_id) = :month)
+   OR (a.entries > coalesce(s.entries, 0)
+       AND EXISTS (SELECT FROM entries AS e
+                   WHERE e.tenant_id = a.tenant_id AND e.seq > coalesce(s.entries, 0)
+                     AND ledger_month(e.request_id) = :month))
 ORDER BY a.tenant_id LIMIT 20
