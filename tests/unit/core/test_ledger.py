@@ -5,20 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from core.ledger import (
-    Book,
-    EntryKind,
-    Expire,
-    Heard,
-    accepted_tokens,
-    heard_from,
-    merge,
-    metered,
-    release,
-)
+from core.ledger import Book, EntryKind, Expire, release
 from core.metering import LedgerRefused, Reserved, Settle, Settled
 from core.money import EndCause
 from core.protocol import Usage
+from core.witnesses import Heard, accepted_tokens, heard_from, merge, metered
 from tests.support.ledger_commands import (
     PRICES,
     a_reserve,
