@@ -14,7 +14,7 @@ import msgspec
 from tests.support.gateway_world import MODEL, Caller
 from tests.support.kill_worker import LENGTH_MAX, length, letter
 
-CLIENTS = 20
+CLIENTS = 14
 PATIENCE_S = 4.0  # a client that hears nothing for so long leaves
 WORDS = ("the", "headworks", "of", "a", "waterway", "divert", "its", "flow", "to", "turbines")
 

@@ -51,7 +51,7 @@ class Striker:
     async def strike(self, victims: dict[str, int]) -> None:
         """Wait for a moment, then kill; `victims` are weights."""
         rng = self._rng
-        await asyncio.sleep(rng.uniform(0.02, 0.25))
+        await asyncio.sleep(rng.uniform(0, 0.2))
         moment, gateway = rng.choice(("any", *MOMENTS)), None
         if moment != "any":
             gateway = await self._load.moment(moment, MOMENT_S)
