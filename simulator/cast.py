@@ -23,6 +23,7 @@ from simulator.invariants import Invariants
 from simulator.journal import Disk
 from simulator.network import Network, Stream
 from simulator.orders import Order, Orders
+from simulator.service_rules import InFlight
 from simulator.tasks import Process, Promise
 from simulator.worker import Worker, WorkerParts
 
@@ -55,6 +56,7 @@ class Cast:
             self.bank,
             self.valkey.dispatcher,
             workers=self.workers.values,
+            in_flight=self._in_flight,
             all_goes_well=not config.faults,
         )
         self.preemptions_before = 0  # of workers that died
@@ -135,7 +137,6 @@ class Cast:
             workers=self,
             orders=self._orders,
             pool_type=self._config.pool_type,
-            watch=self.invariants,
             block_tokens=self.engine_config.block_tokens,
         )
         incarnation = gateway_id(self._dice.randbytes(ENTROPY_BYTES))
@@ -154,8 +155,6 @@ class Cast:
     def kill_gateway(self, name: str) -> None:
         """Its requests are left to the sweeper."""
         gateway = self.gateways[name]
-        for ticket in gateway.exchanges:
-            self.invariants.let_go(ticket)
         gateway.kill()
         self.dead_gateways.add(gateway.gateway_id)
 
@@ -179,6 +178,12 @@ class Cast:
             if volume.records:
                 return f"{name}'s spool"
         return ""
+
+    def _in_flight(self) -> Iterator[InFlight]:
+        for gateway in self.gateways.values():
+            since_ms = gateway.link.shared_since_ms
+            if gateway.alive and since_ms is not None:
+                yield from (InFlight(ticket, since_ms) for ticket in gateway.link.held)
 
     def _processes(self) -> Iterator[Process]:
         yield from self.gateways.values()

@@ -43,6 +43,7 @@ class Contact:
         self._on_change = on_change
         self._boots = valkey.boots  # of the server at the other end of the connection
         self._own: Dispatcher | None = None
+        self._back_ms = gateway.clock.now_ms
         self._under_way: dict[Promise[Any], None] = {}
 
     @property
@@ -51,9 +52,9 @@ class Contact:
         return self._gateway_id if self.lives == 1 else f"{self._gateway_id}~{self.lives}"
 
     @property
-    def is_alone(self) -> bool:
-        """Whether its own twin decides."""
-        return self._own is not None
+    def shared_since_ms(self) -> int | None:
+        """Since when the shared one decides without a break; None while it does not."""
+        return self._back_ms if self._own is None else None
 
     async def ask(self, label: str, make: Callable[[], Command[R]]) -> R:
         """The answer of whoever decides; `make` is called when it is sent."""
@@ -102,4 +103,5 @@ class Contact:
             await sleep(self._gateway.clock, ALONE_MS, f"{self._gateway.name} alone")
         self._boots = boots
         self._own = None
+        self._back_ms = self._gateway.clock.now_ms
         self._on_change()

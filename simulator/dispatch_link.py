@@ -5,11 +5,11 @@ it changes or forgets. Invariant: what a ticket holds is known to whoever decide
 its way there, or will run out with a lease.
 """
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterable
 
 import msgspec
 
+from core.limits import LimitRules
 from core.protocol import Load
 from core.tickets import (
     Admit,
@@ -34,20 +34,7 @@ from simulator.tasks import Process, Promise, sleep, within
 RENEW_MS = 500
 CHARGE_MS = 100
 REPORT_MS = 50  # how soon a replica's report is passed on while tickets wait
-TOUCH_ROUNDS = 15  # of charging, between those that keep every ticket held
-
-
-class TicketWatch(Protocol):
-    """Who judges the limits."""
-
-    def admitted(self, asked: Admit, life: int) -> None:
-        """By the shared dispatcher, in that life of its memory."""
-
-    def touched(self, tickets: list[str]) -> None:
-        """The shared dispatcher has just heard that these are held."""
-
-    def let_go(self, ticket: str) -> None:
-        """Its request is over."""
+TOUCH_MS = LimitRules().lease_ms // 3  # between rounds of charging that keep every ticket held
 
 
 class DispatchLink:
@@ -61,12 +48,9 @@ class DispatchLink:
         network: Network,
         valkey: Valkey,
         pool_type: PoolType,
-        watch: TicketWatch,
     ) -> None:
         self._gateway = gateway
         self._clock: Clock = gateway.clock
-        self._valkey = valkey
-        self._watch = watch
         self._contact = Contact(
             gateway,
             gateway_id,
@@ -77,7 +61,7 @@ class DispatchLink:
         )
         self._flights: dict[str, Flight] = {}
         self._cancelling: set[str] = set()
-        self._rounds = 0
+        self._touched_ms = 0
         self._produced: dict[str, None] = {}  # tickets with output not yet charged
         self._side = PoolSide(gateway.clock)
         self._wake: Promise[None] = Promise(gateway.clock)
@@ -89,6 +73,16 @@ class DispatchLink:
         """Whether it knows of any replica."""
         return bool(self._side.replicas)
 
+    @property
+    def held(self) -> Iterable[str]:
+        """Tickets that were admitted and are not yet let go."""
+        return self._flights
+
+    @property
+    def shared_since_ms(self) -> int | None:
+        """Since when the shared dispatcher decides without a break; None when it does not."""
+        return self._contact.shared_since_ms
+
     # A request's way.
 
     async def admit(self, asked: Admit) -> Admitted | LimitRefused:
@@ -98,8 +92,6 @@ class DispatchLink:
         if isinstance(answer, Admitted):
             flight.admitted = True
             self._flights[asked.ticket] = flight
-            if not self._contact.is_alone:
-                self._watch.admitted(asked, self._valkey.dispatcher.life)
         return answer
 
     async def place(self, arm: Arm) -> Placed | Dropped:
@@ -199,7 +191,6 @@ class DispatchLink:
         self._cancel_in_pool(flight.ticket)
 
     def _let_go(self, ticket: str) -> Flight | None:
-        self._watch.let_go(ticket)
         flight = self._flights.pop(ticket, None)
         self._produced.pop(ticket, None)
         if flight is not None:
@@ -275,7 +266,7 @@ class DispatchLink:
     def _announce(self) -> None:
         """Whoever decides has lost its memory, perhaps of the tenants' tickets too."""
         self._side.owes = True
-        self._rounds = 0
+        self._touched_ms = 0
         self._renew_now()
 
     def _start_afresh(self) -> None:
@@ -288,9 +279,10 @@ class DispatchLink:
     async def _keep_charging(self) -> None:
         while True:
             await sleep(self._clock, CHARGE_MS, f"{self._gateway.name} charge")
-            touches = self._rounds % TOUCH_ROUNDS == 0
-            self._rounds += 1
-            await self._charge(list(self._flights if touches else self._produced))
+            names: Iterable[str] = self._produced
+            if self._clock.now_ms - self._touched_ms >= TOUCH_MS:
+                names, self._touched_ms = self._flights, self._clock.now_ms
+            await self._charge(list(names))
 
     async def _charge(self, names: list[str]) -> None:
         self._produced.clear()
@@ -300,8 +292,6 @@ class DispatchLink:
             outputs[flight.tenant] = (*outputs.get(flight.tenant, ()), total)
         if outputs:
             await self._contact.ask("charge", lambda: _charge(outputs))
-            if not self._contact.is_alone:
-                self._watch.touched(names)
 
 
 def _admit(asked: Admit) -> Command[Admitted | LimitRefused]:

@@ -5,6 +5,8 @@ own. Invariant: each method is one script, run whole.
 """
 
 import copy
+from collections.abc import Iterable
+from typing import Protocol
 
 import msgspec
 
@@ -46,8 +48,18 @@ class ArmReply(msgspec.Struct, frozen=True):
     pool: PoolReply
 
 
+class TicketWatch(Protocol):
+    """Who judges the limits, and hears of each call as it is executed."""
+
+    def admitted(self, asked: Admit) -> None:
+        """The ticket is held from now on for a lease."""
+
+    def touched(self, tenant: str, tickets: Iterable[str]) -> None:
+        """The same of all these."""
+
+
 class Dispatcher:
-    """One pool and every tenant's buckets."""
+    """One pool and every tenant's buckets. `watch` is set on the shared one."""
 
     def __init__(self, clock: Clock, pool_type: PoolType, rules: PoolRules | None = None) -> None:
         self._clock = clock
@@ -57,6 +69,8 @@ class Dispatcher:
         self._skew_ms = 0
         self.touched = True  # since an invariant last looked
         self.life = 0  # rises when tickets may have been forgotten
+        self.life_since_ms = clock.now_ms
+        self.watch: TicketWatch | None = None
         self.pool = pool_type(self.rules)
         self.buckets: dict[str, Buckets] = {}
 
@@ -68,11 +82,11 @@ class Dispatcher:
     def jump(self, skew_ms: int) -> None:
         """Be so far off from now on. What a lease is worth then, nobody knows."""
         self._skew_ms = skew_ms
-        self.life += 1
+        self._begin_life()
 
     def wipe(self) -> None:
         """Lose everything."""
-        self.life += 1
+        self._begin_life()
         self.pool = self._pool_type(self.rules)
         self.buckets = {}
         self.touched = True
@@ -83,7 +97,7 @@ class Dispatcher:
 
     def restore(self, memory: Memory) -> None:
         """Forget all that came since."""
-        self.life += 1
+        self._begin_life()
         self.pool, self.buckets = memory
         self.touched = True
 
@@ -91,13 +105,18 @@ class Dispatcher:
         """See `core.limits.admit`."""
         self.touched = True
         state = self._buckets(asked.tenant)
-        return admit(state, asked, self.now_ms, self.limit_rules)
+        answer = admit(state, asked, self.now_ms, self.limit_rules)
+        if self.watch is not None and isinstance(answer, Admitted):
+            self.watch.admitted(asked)
+        return answer
 
     def charge(self, outputs: Outputs) -> bool:
         """Charge output of many tickets, and keep them held."""
         self.touched = True
         for tenant, totals in outputs.items():
             charge(self._buckets(tenant), totals, self.now_ms, self.limit_rules)
+            if self.watch is not None:
+                self.watch.touched(tenant, (ticket for ticket, _ in totals))
         return True
 
     def arm(self, arm: Arm) -> ArmReply:
@@ -163,6 +182,10 @@ class Dispatcher:
     def held(self, tenant: str) -> int:
         """Tickets that count against the tenant's concurrency."""
         return len(self._buckets(tenant).held)
+
+    def _begin_life(self) -> None:
+        self.life += 1
+        self.life_since_ms = self._clock.now_ms
 
     def _reply(self, gateway: str) -> PoolReply:
         return PoolReply(self.pool.epoch, self.pool.grants_for(gateway))

@@ -9,7 +9,7 @@ from core.tickets import ReplicaView
 from simulator.bank import Bank
 from simulator.books import Books, Volume
 from simulator.control_plane import ControlPlane
-from simulator.dispatch_link import DispatchLink, TicketWatch
+from simulator.dispatch_link import DispatchLink
 from simulator.dispatcher import PoolType, Valkey
 from simulator.exchange import Exchange, ExchangeParts
 from simulator.generation import Workers
@@ -33,7 +33,6 @@ class GatewayParts(msgspec.Struct, frozen=True, kw_only=True):
     workers: Workers
     orders: Orders
     pool_type: PoolType
-    watch: TicketWatch
     block_tokens: int
 
 
@@ -52,7 +51,6 @@ class Gateway(Process):
             network=parts.network,
             valkey=parts.valkey,
             pool_type=parts.pool_type,
-            watch=parts.watch,
         )
         self.books = Books(self, parts.network, parts.bank, volume)
         self._exchange_parts = ExchangeParts(

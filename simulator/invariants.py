@@ -1,7 +1,8 @@
 """What must hold: judged as it happens, after every event, and once all is at rest.
 
-    as it happens   every token is the sequential model's; no step after a deadline; limits
-    every event     of what the event touched: KV blocks, the dispatcher's accounts, balances
+    as it happens   every token is the sequential model's; no step after a deadline
+    every event     of what the event touched: KV blocks, the dispatcher's accounts, balances,
+                    tenants' concurrency
     at rest         every request ended once and in time, metered = produced, all accounts zero
 
 Each check compares a decision module's books with the orders, which are the truth, or with
@@ -11,7 +12,6 @@ another module's books; none asks a module whether it is right.
 from collections.abc import Callable, Iterable
 
 from core.protocol import Generate
-from core.tickets import Admit
 from simulator.bank import Bank
 from simulator.bank_rules import BankRules
 from simulator.clock import Clock
@@ -20,6 +20,7 @@ from simulator.journal import Key
 from simulator.orders import Attempt, Orders
 from simulator.pool_rules import idle_problems, pool_problems, room_problems
 from simulator.rest_rules import RestFacts, order_problems
+from simulator.service_rules import InFlight, ServiceRules
 from simulator.worker import Worker
 
 
@@ -28,7 +29,7 @@ class InvariantError(Exception):
 
 
 class Invariants:
-    """Implements `EngineWatch` and `TicketWatch`."""
+    """Implements `EngineWatch`."""
 
     def __init__(
         self,
@@ -38,6 +39,7 @@ class Invariants:
         dispatcher: Dispatcher,
         *,
         workers: Callable[[], Iterable[Worker]],
+        in_flight: Callable[[], Iterable[InFlight]],
         all_goes_well: bool,
     ) -> None:
         self._clock = clock
@@ -47,8 +49,8 @@ class Invariants:
         self._dispatcher = dispatcher
         self._workers = workers
         self._all_goes_well = all_goes_well
-        self._in_service: dict[str, tuple[str, int]] = {}  # ticket: tenant, the memory's life
-        self._touched_ms: dict[str, int] = {}
+        self._service_rules = ServiceRules(clock, orders, dispatcher, in_flight)
+        dispatcher.watch = self._service_rules
 
     # As it happens: the engine.
 
@@ -97,36 +99,6 @@ class Invariants:
             f"{key[0]} choice {choice}: token {index} is {token}, alone it is {expected[index]}",
         )
 
-    # As it happens: limits.
-
-    def admitted(self, asked: Admit, life: int) -> None:
-        """The tenant's requests in service stay within its concurrency.
-
-        Not counted: those admitted before the dispatcher lost its memory, and those whose
-        gateway could not keep them held.
-        """
-        self._in_service[asked.ticket] = (asked.tenant, life)
-        self.touched([asked.ticket])
-        limit = asked.limits.concurrency
-        alive_ms = self._clock.now_ms - self._dispatcher.limit_rules.lease_ms
-        counted = [
-            ticket
-            for ticket, standing in self._in_service.items()
-            if standing == (asked.tenant, life) and self._touched_ms[ticket] > alive_ms
-        ]
-        _require(
-            limit == 0 or len(counted) <= limit,
-            f"{asked.tenant} has {len(counted)} requests in service, {limit} are allowed",
-        )
-
-    def touched(self, tickets: list[str]) -> None:
-        """The dispatcher keeps these held from now on for a lease."""
-        self._touched_ms.update(dict.fromkeys(tickets, self._clock.now_ms))
-
-    def let_go(self, ticket: str) -> None:
-        """No longer in service."""
-        self._in_service.pop(ticket, None)
-
     # After every event.
 
     def after_event(self) -> None:
@@ -137,6 +109,7 @@ class Invariants:
                 _require_none(worker.name, worker.engine.scheduler.problems())
         if self._dispatcher.touched:
             self._dispatcher.touched = False
+            _require_none("limits", self._service_rules.problems())
             _require_none("dispatcher", pool_problems(self._dispatcher.pool))
             if self._all_goes_well:
                 _require_none("dispatcher", room_problems(self._dispatcher.pool))

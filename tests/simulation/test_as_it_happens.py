@@ -3,7 +3,6 @@
 import pytest
 
 from core.protocol import Choice, Generate
-from core.tickets import Admit, CacheVersions, Limits
 from simulator.config import WorldConfig
 from simulator.invariants import InvariantError
 from simulator.world import World
@@ -20,19 +19,6 @@ def world():
     world.cast.stop()
 
 
-def admit(ticket):
-    return Admit(
-        ticket=ticket,
-        gateway="gw",
-        tenant="ten",
-        key="key",
-        model="m",
-        versions=CacheVersions(key=1, tenant=1, route=1),
-        limits=Limits(concurrency=1),
-        input_tokens=1,
-    )
-
-
 def generate(world, attempt=1, output_ids=()):
     order = world.orders.all["r1"]
     return Generate(
@@ -44,21 +30,6 @@ def generate(world, attempt=1, output_ids=()):
         sampling=order.sampling,
         tenant_salt=order.profile.salt,
     )
-
-
-def test_one_request_too_many_in_service(world):
-    judge = world.cast.invariants
-    judge.admitted(admit("one"), life=0)
-    with pytest.raises(InvariantError, match="2 requests in service, 1 are allowed"):
-        judge.admitted(admit("two"), life=0)
-
-
-def test_another_request_after_one_was_let_go_or_forgotten(world):
-    judge = world.cast.invariants
-    judge.admitted(admit("one"), life=0)
-    judge.let_go("one")
-    judge.admitted(admit("two"), life=0)
-    judge.admitted(admit("three"), life=1)
 
 
 def test_a_step_after_the_deadline(world):
