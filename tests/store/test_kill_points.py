@@ -26,5 +26,5 @@ async def test_no_kill_makes_the_books_wrong() -> None:
     assert tally.count >= KILLS, told
     assert tally.answers > KILLS, told
     # It proves something only if the kills came in the middle of something.
-    for step in ("reserved", "prefill", "streaming", "ended, not settled", "settled, not acked"):
+    for step in ("placed", "streaming", "ended, not settled", "settled, not acked"):
         assert tally.requests[step], told

@@ -24,11 +24,11 @@ from tests.support.kill_stack import GATEWAYS, Stack
 from tests.support.kill_steps import Attempt, Journals
 from tests.support.kill_tenants import Terms, check_bounds
 
-BACK_S = 15.0  # for Postgres to answer again
+BACK_S = 30.0  # for Postgres to answer again
 # A witness is heard in one transaction and counted in the next: a kill between them leaves the
 # counting to the witness, who repeats whatever was not acknowledged.
 COUNTED_LATER = "metered is what the witnesses say"
-REST_S = 30.0  # for the last word about the last request
+REST_S = 60.0  # for the last word about the last request
 ENDING_KINDS = ("settle", "release", "expire")
 WHOLE = (EndCause.COMPLETE, EndCause.LENGTH)
 

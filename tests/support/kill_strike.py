@@ -18,7 +18,7 @@ from tests.support.kill_report import Tally
 from tests.support.kill_stack import CONTROL_PLANE, GATEWAYS, PROCESSES, WORKERS, Stack
 from tests.support.kill_steps import STARTING, Journals, Steps
 
-READY_S = 20.0
+READY_S = 60.0
 MOMENT_S = 0.4  # at most, to wait for a moment before killing all the same
 BUSY_S = 0.05  # of looking for a session in the middle of a statement
 
