@@ -62,13 +62,9 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
 
 def window_start(period: Period, day: date) -> date:
     """The first day of the window that `day` falls in."""
-    match period:
-        case Period.DAY:
-            return day
-        case Period.MONTH:
-            return day.replace(day=1)
-        case Period.TOTAL:
-            return FOR_GOOD
+    if period is Period.DAY:
+        return day
+    return day.replace(day=1) if period is Period.MONTH else FOR_GOOD
 
 
 def counts(cap: Cap, *, key_id: str, day: date) -> bool:

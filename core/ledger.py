@@ -15,7 +15,8 @@ refused. Expected refusals are values, tried in the order each function lists th
 
 Invariants: an account's balances are the fold of its entries, which are numbered without a
 gap and never change. No word takes posted + reserved over a hard limit. Every change of an
-ended request has an entry, if only of 0.
+ended request has an entry, if only of 0. No request costs less than nothing: where a bill falls
+after a refund, what was given back too much is taken back.
 """
 
 from collections.abc import Iterable, Mapping
@@ -44,6 +45,8 @@ from core.protocol import Usage
 from core.witnesses import Heard, Said, accepted_tokens, heard_from, merge, metered
 
 WindowKey: TypeAlias = tuple[str, str, Period, date]  # tenant, key, period, first day
+
+TAKEN_BACK = "its bill has fallen below what was given back"  # why a refund posts above 0
 
 
 class EntryKind(StrEnum):
@@ -307,13 +310,11 @@ class Book:
 
     def _adjustable(self, account: Account, word: Adjust) -> int | LedgerRefused:
         """What it changes, which is done already to the request it is about."""
-        match word.kind:
-            case AdjustmentKind.CREDIT:
-                return self._credit(account, word.amount_micro)
-            case AdjustmentKind.ADJUSTMENT:
-                return self._adjustment(account, word.amount_micro)
-            case AdjustmentKind.REFUND | AdjustmentKind.REPRICE:
-                return self._correct_bill(word)
+        if word.kind is AdjustmentKind.CREDIT:
+            return self._credit(account, word.amount_micro)
+        if word.kind is AdjustmentKind.ADJUSTMENT:
+            return self._adjustment(account, word.amount_micro)
+        return self._correct_bill(word)
 
     def _enter(self, word: Adjust, delta: int) -> Adjusted:
         is_credit = word.kind is AdjustmentKind.CREDIT
@@ -323,7 +324,9 @@ class Book:
             request_id=word.request_id,
             credit=delta if is_credit else 0,
             posted_micro=0 if is_credit else delta,
-            by=word,
+            adjustment_id=word.id,
+            reason=word.reason,
+            author=word.author,
         )
         return Adjusted(
             entry=account.entries,
@@ -418,7 +421,15 @@ class Book:
                 self._post(row, EntryKind.OVERAGE, posted_micro=bill - covered)
         elif told(row) != told(before):
             self._post(row, EntryKind.CORRECTION, posted_micro=bill - before.billed_micro)
+            if row.net_micro < 0:
+                self._take_back(row)
         return Settled(billed_micro=bill, metered=row.metered, cause=cause)
+
+    def _take_back(self, row: Row) -> None:
+        """No request costs less than nothing, though its bill falls after it was given back."""
+        excess = -row.net_micro
+        row = self._keep(row, adjusted_micro=row.adjusted_micro + excess)
+        self._post(row, EntryKind.REFUND, posted_micro=excess, reason=TAKEN_BACK)
 
     def _count(self, row: Row) -> Row:
         said = self._said(row.asked.request_id)
@@ -511,7 +522,15 @@ class Book:
     def _said(self, request_id: str) -> list[Said]:
         return [(*key[1:], heard) for key, heard in self.heard.items() if key[0] == request_id]
 
-    def _post(self, row: Row, kind: EntryKind, *, reserved: int = 0, posted_micro: int = 0) -> None:
+    def _post(
+        self,
+        row: Row,
+        kind: EntryKind,
+        *,
+        reserved: int = 0,
+        posted_micro: int = 0,
+        reason: str = "",
+    ) -> None:
         asked = row.asked
         self._write(
             asked.tenant_id,
@@ -519,6 +538,7 @@ class Book:
             request_id=asked.request_id,
             reserved=reserved,
             posted_micro=posted_micro,
+            reason=reason,
         )
         self._count_in_windows(row, reserved=reserved, posted_micro=posted_micro)
 
@@ -538,7 +558,9 @@ class Book:
         reserved: int = 0,
         posted_micro: int = 0,
         credit: int = 0,
-        by: Adjust | None = None,
+        adjustment_id: str = "",
+        reason: str = "",
+        author: str = "",
     ) -> Account:
         account = self.accounts[tenant_id]
         account = msgspec.structs.replace(
@@ -561,9 +583,9 @@ class Book:
                 reserved_micro=account.reserved_micro,
                 posted_micro=account.posted_micro,
                 credit_micro=account.credit_micro,
-                adjustment_id=by.id if by is not None else "",
-                reason=by.reason if by is not None else "",
-                author=by.author if by is not None else "",
+                adjustment_id=adjustment_id,
+                reason=reason,
+                author=author,
             )
         )
         return account
