@@ -121,7 +121,7 @@ class TestRefund:
     def test_after_a_bill_has_fallen_under_it_there_is_nothing_left(self, book):
         book.adjust(a_refund(50, id="all"))
         book.reconcile(a_witness(usage=a_usage(10, 0, 0)))
-        assert book.rows["req_1"].net_micro == -40
+        assert book.rows["req_1"].net_micro == 0
         assert book.adjust(a_refund(1, id="more")) == LedgerRefused(reason="too_much")
 
 
