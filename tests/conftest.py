@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 import pytest_socket
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from tests.support.services import PostgresServer, ValkeyServer, open_directory
 
@@ -25,6 +25,16 @@ settings.register_profile(
     # Nor does it say anything against a property that most drawn states do not reach.
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     max_examples=50,
+)
+# For `make mutants`: a mutant is noticed by the first example that fails, and shrinking that one
+# would take minutes of each.
+settings.register_profile(
+    "mutants",
+    parent=settings.get_profile("headworks"),
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+    derandomize=True,
+    database=None,
 )
 settings.load_profile("headworks")
 

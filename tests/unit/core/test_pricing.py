@@ -79,6 +79,12 @@ def test_only_who_is_not_billed_may_use_what_has_no_price():
     assert table.charged(free, "m", service_class="batch", at_ms=10).id == "list"
 
 
+def test_what_is_charged_is_the_price_of_its_class():
+    table = PriceTable([a_listed("any", 10), a_listed("batch", 10, service_class="batch")])
+    assert table.charged(Terms(), "m", service_class="batch", at_ms=10).id == "batch"
+    assert table.charged(Terms(), "m", service_class="standard", at_ms=10).id == "any"
+
+
 names = st.sampled_from(["", "a", "b", "list"])
 scopes = st.fixed_dictionaries(
     {"book": names, "model": names, "tier": names, "service_class": names}
