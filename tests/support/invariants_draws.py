@@ -2,6 +2,7 @@
 
 from hypothesis import strategies as st
 
+from core.caps import Period
 from core.metering import AttemptTotals, RequestTimings
 from core.money import EndCause
 from core.protocol import Usage
@@ -20,12 +21,19 @@ FAULTS = (
 
 NEEDS = {"cut": "proxied", "serialize": "serializable"}
 
+PLACES = [
+    ("", Period.DAY),
+    ("", Period.TOTAL),
+    ("key_1", Period.MONTH),
+    ("key_2", Period.TOTAL),
+]
+
 tenants = st.sampled_from((*TENANTS * 3, "nobody"))
 keys = st.sampled_from(("key_1", "key_1", "key_2"))
 gateways = st.sampled_from(("alive", "alive", "dying", "unknown"))
 prices = st.sampled_from((PRICE.id, PRICE.id, ODD_PRICE.id, "price_none"))
 amounts = st.integers(0, 150)
-places = st.sampled_from((("", "day"), ("", "total"), ("key_1", "month"), ("key_2", "total")))
+places = st.sampled_from(PLACES)
 caps = st.none() | st.integers(0, 900)
 floors = st.none() | st.integers(0, 60)
 
@@ -67,9 +75,9 @@ def endings(draw):
 
 
 @st.composite
-def testimonies(draw):
+def testimonies(draw, *sources):
     """All of a witness's word but of which request."""
-    source = draw(st.sampled_from(["journal", "journal", "checkpoint", "gateway"]))
+    source = draw(st.sampled_from(sources or ["journal", "journal", "checkpoint", "gateway"]))
     final = source != "checkpoint" and draw(st.booleans())
     return {
         "attempt": draw(st.integers(1, 2)),

@@ -50,6 +50,7 @@ class Evidence:
     """Grows with every answer; the checks in `invariants` hold it against a view."""
 
     def __init__(self) -> None:
+        self.in_doubt: list[Command] = []  # not answered yet
         self.reserved: dict[str, Reserve] = {}
         self.perhaps_reserved: dict[str, Reserve] = {}
         self.asked_micro: Counter[str] = Counter()  # the largest total asked for a request
@@ -73,6 +74,8 @@ class Evidence:
 
     def hear(self, command: Command, answer: Answer) -> None:
         """An answer came."""
+        if command in self.in_doubt:
+            self.in_doubt.remove(command)
         match command:
             case Reserve():
                 self._hear_reserve(command, answer)
@@ -90,6 +93,7 @@ class Evidence:
 
     def doubt(self, command: Command, worst_micro: int) -> None:
         """No answer came: it may have been done."""
+        self.in_doubt.append(command)
         match command:
             case Reserve():
                 if command.request_id not in self.reserved:

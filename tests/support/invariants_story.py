@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import AsyncIterator
 
+from core.caps import Period
 from core.ledger import release
 from core.metering import Adjust, AdjustmentKind, Reserve
 from core.protocol import Usage
@@ -47,8 +48,9 @@ async def prepare(world: World) -> None:
     """Credit for the prepaid, and caps of every period."""
     await world.set_prepaid("prepaid", prepaid=True)
     await world.say([an_adjust(world, "prepaid", "credit", 400)])
-    for key, period, hard in (("", "day", 600), ("key_1", "month", 500), ("key_2", "total", 300)):
-        await world.set_cap("keyed", key, period, hard)
+    await world.set_cap("keyed", "", Period.DAY, 600)
+    await world.set_cap("keyed", "key_1", Period.MONTH, 500)
+    await world.set_cap("keyed", "key_2", Period.TOTAL, 300)
 
 
 async def _over_and_under(world: World, asked: dict[str, Reserve]) -> AsyncIterator[str]:

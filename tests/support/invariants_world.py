@@ -8,15 +8,17 @@ import asyncio
 import secrets
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from itertools import cycle
 from typing import Any
 from urllib.parse import quote
 
 import msgspec
 
-from core.metering import Adjust, LedgerRefused, Reserve, Settle, TopUp, Witness
+from core.caps import Period
+from core.metering import Adjust, LedgerRefused, Reserve, Settle, Settled, TopUp, Witness
 from core.money import Price
 from core.pricing import ListedPrice
-from store.accounts import set_hard_cap
+from store.accounts import remove_cap, set_cap, set_hard_cap, set_prepaid
 from store.leases import Sweeper, SweeperConfig, assert_lease, retire_lease
 from store.ledger import Ledger, NotReservedError
 from store.postgres import Postgres, PostgresConfig
@@ -148,6 +150,26 @@ class World:
             done.set()
         return await watching
 
+    async def race(self, commands: Sequence[Command], *, sweeping: bool) -> None:
+        """Different words on one request at once, each from another process, and the sweeper."""
+        if sweeping:
+            await asyncio.sleep(1.5 * LEASE_MS / 1000)
+        asked = [
+            tell(self.site.ledgers[process], command)
+            for process, command in zip(cycle(PROCESSES), commands, strict=False)
+        ]
+        swept = [self.site.sweeper.sweep()] if sweeping else []
+        answers = (await asyncio.gather(*asked, *swept))[: len(commands)]
+        for command, answer in zip(commands, answers, strict=True):
+            self.evidence.hear(command, answer)
+        # Which came last is not known.
+        bills = [answer.billed_micro for answer in answers if isinstance(answer, Settled)]
+        if bills:
+            request_id = commands[0].request_id
+            worst = self.evidence.worst_micro(request_id, (await self.look()).prices)
+            least, most = (0, worst) if sweeping else (min(bills), max(bills))
+            self.evidence.bills[request_id] = (least, most)
+
     async def reuse(self, other: Reserve | Adjust) -> None:
         """Other words under an id that is taken."""
         before = await self.look()
@@ -184,25 +206,19 @@ class World:
 
     async def set_prepaid(self, tenant: str, *, prepaid: bool) -> None:
         async with self.site.pg.transaction() as conn:
-            await conn.execute(
-                "UPDATE accounts SET prepaid = %s WHERE tenant_id = %s",
-                (prepaid, self.tenants[tenant]),
-            )
+            await set_prepaid(conn, self.tenants[tenant], prepaid=prepaid)
         self._note_limits(await self.look())
 
-    async def set_cap(self, tenant: str, key: str, period: str, hard: int | None) -> None:
+    async def set_cap(self, tenant: str, key: str, period: Period, hard: int | None) -> None:
+        """With a soft cap of half of it."""
+        soft = hard and hard // 2
         async with self.site.pg.transaction() as conn:
-            await conn.execute(
-                "SELECT ledger_set_cap(%s, %s, %s, %s, %s)",
-                (self.tenants[tenant], key, period, hard and hard // 2, hard),
-            )
+            await set_cap(conn, self.tenants[tenant], key, period, soft_micro=soft, hard_micro=hard)
         self._note_limits(await self.look())
 
-    async def remove_cap(self, tenant: str, key: str, period: str) -> None:
+    async def remove_cap(self, tenant: str, key: str, period: Period) -> None:
         async with self.site.pg.transaction() as conn:
-            await conn.execute(
-                "SELECT ledger_remove_cap(%s, %s, %s)", (self.tenants[tenant], key, period)
-            )
+            await remove_cap(conn, self.tenants[tenant], key, period)
 
     async def new_price(self, price: Price) -> None:
         """The model costs something else from now on."""
@@ -211,7 +227,9 @@ class World:
             await seed_prices(conn, [ListedPrice(model="smol", effective_ms=moment, price=price)])
 
     async def quiesce(self) -> dict[int, str]:
-        """Every gateway is gone, and the sweeper has been there."""
+        """Who has no answer asks again; then every gateway is gone, and the sweeper was there."""
+        while self.evidence.in_doubt:
+            await self.say([self.evidence.in_doubt[0]])
         await self.retire("alive")
         for _ in range(10):
             await self.sweep()

@@ -50,6 +50,7 @@ ACTIONS = [
     *["repeat"] * 3,
     *["at_once"] * 3,
     *["cross"] * 2,
+    *["race"] * 3,
     *["operator"] * 3,
     "reuse",
     "terms",
@@ -107,6 +108,18 @@ class InvariantsMachine(RuleBasedStateMachine):
         process = data.draw(st.sampled_from(["plain", "proxied"]))
         flag = data.draw(st.booleans())
         self.say(words[:2], Strike(fault="deadlock", process=process, flag=flag))
+
+    def race(self, data: st.DataObject) -> None:
+        """An ending, a witness and whatever else, all on one request, each from elsewhere."""
+        asked = self.a_request(data)
+        words: list[Command] = [
+            a_settle(asked.request_id, tenant_id=asked.tenant_id, **data.draw(draws.endings())),
+            # A gateway's own word comes with its settlement, and never beside it.
+            a_witness(asked.request_id, **data.draw(draws.testimonies("journal", "checkpoint"))),
+            self.a_follow_up(data, asked, "journal", "checkpoint"),
+        ]
+        self.said += words
+        self.run(self.world.race(words, sweeping=data.draw(st.booleans())))
 
     def operator(self, data: st.DataObject) -> None:
         kind = data.draw(st.sampled_from(["credit", "refund", "adjustment", "reprice"]))
@@ -201,7 +214,7 @@ class InvariantsMachine(RuleBasedStateMachine):
         }
         return a_reserve(f"{self.world.prefix}_{secrets.token_hex(6)}", **(fields | changes))
 
-    def a_follow_up(self, data: st.DataObject, asked: Reserve) -> Command:
+    def a_follow_up(self, data: st.DataObject, asked: Reserve, *sources: str) -> Command:
         request_id, tenant = asked.request_id, asked.tenant_id
         match data.draw(st.sampled_from(["top_up", "settle", "settle", "release", "witness"])):
             case "top_up":
@@ -213,7 +226,7 @@ class InvariantsMachine(RuleBasedStateMachine):
             case "release":
                 return release(request_id, tenant, 2_000)
             case _:
-                return a_witness(request_id, **data.draw(draws.testimonies()))
+                return a_witness(request_id, **data.draw(draws.testimonies(*sources)))
 
 
 async def no_violation(site: Site) -> None:
