@@ -181,7 +181,7 @@ def test_cached_and_written_tokens_are_part_of_the_prompt(part):
     price = Price(id="p", input_micro=1, cached_input_micro=1, output_micro=1)
     usage = Usage(prompt_tokens=1, **{part: 2})
     assert not usage.is_possible
-    with pytest.raises(AssertionError, match="^cached and written tokens are part of the prompt$"):
+    with pytest.raises(AssertionError, match=r"^cached and written tokens are part of the prompt$"):
         charge_micro(price, usage)
 
 
@@ -189,7 +189,7 @@ def test_reasoning_is_part_of_the_output():
     price = Price(id="p", input_micro=1, cached_input_micro=1, output_micro=1)
     usage = Usage(output_tokens=1, reasoning_tokens=2)
     assert not usage.is_possible
-    with pytest.raises(AssertionError, match="^reasoning is part of the output$"):
+    with pytest.raises(AssertionError, match=r"^reasoning is part of the output$"):
         charge_micro(price, usage)
 
 
