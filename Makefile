@@ -46,6 +46,8 @@ bench-usage: $(DEV_STAMP) ## questions about 10 million requests, and what they 
 
 soak: $(DEV_STAMP) ## kill gateways, workers and Postgres 1,000 times, the books right each time
 	@$(BIN)/python -m tests.soak
+	@SOAK_INVARIANTS=$${SOAK_INVARIANTS:-60} $(BIN)/python -m pytest -q --timeout=3600 \
+		tests/store/ledger/test_invariants.py
 
 lint: $(DEV_STAMP) ## style, types, import contracts, spelling
 	@$(BIN)/ruff format --check .
