@@ -9,6 +9,7 @@ from control_plane.announcer import Announcer
 from control_plane.metrics import Metrics
 from control_plane.replica_client import ReplicaClient
 from control_plane.settings import ControlPlaneSettings
+from control_plane.turns import Turns
 from store.ledger import Ledger
 from store.postgres import Postgres, PostgresConfig
 
@@ -29,6 +30,7 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     ledger: Ledger
     announcer: Announcer
     replicas: ReplicaClient
+    registering: Turns  # by replica id
 
 
 @asynccontextmanager
@@ -70,6 +72,7 @@ async def open_services(
             ledger=ledger,
             announcer=announcer,
             replicas=replicas,
+            registering=Turns(),
         )
     finally:
         await ledger.close()

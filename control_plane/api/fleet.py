@@ -24,18 +24,10 @@ from store.registry import DesiredState
 async def register(services: NamedDependency[Services], data: JSONBody[Register]) -> Registered:
     """409 with the reason for an older boot, or for what the deployment does not serve."""
     _require_sound(unsound_register(data))
-    async with services.postgres.transaction() as conn:
-        acked = await fleet.boot_position(conn, data.boot_id)
-        reason = refuse_register(
-            data,
-            deployment=await registry.deployment(conn, data.deployment),
-            current=await fleet.current_boot(conn, data.replica_id),
-            boot_known=acked is not None,
-        )
-        services.metrics.registrations.labels("refused" if reason else "taken").inc()
-        if reason is not None:
-            raise refuse(Code.CONFLICT, reason)
-        await fleet.put_replica(conn, data)
+    # Boots have no order but their arrival: one that was kept waiting while its worker died and
+    # was started again must not come after the new life, which would be taken for the older.
+    async with services.registering.of(data.replica_id):
+        acked = await _register(services, data)
     interval_ms = services.settings.beat_interval_ms
     return Registered(beat_interval_ms=interval_ms, journal_acked=acked or 0)
 
@@ -62,6 +54,23 @@ async def beat(services: NamedDependency[Services], data: JSONBody[Beat]) -> Bea
 async def journal(services: NamedDependency[Services], data: JSONBody[Journal]) -> JournalReply:
     """Journals of older boots are welcome: they may be the only witness of a lost request."""
     return await take_journal(services, data)
+
+
+async def _register(services: Services, data: Register) -> int | None:
+    """The boot's acknowledged journal sequence. Raises RefusedError."""
+    async with services.postgres.transaction() as conn:
+        acked = await fleet.boot_position(conn, data.boot_id)
+        reason = refuse_register(
+            data,
+            deployment=await registry.deployment(conn, data.deployment),
+            current=await fleet.current_boot(conn, data.replica_id),
+            boot_known=acked is not None,
+        )
+        services.metrics.registrations.labels("refused" if reason else "taken").inc()
+        if reason is not None:
+            raise refuse(Code.CONFLICT, reason)
+        await fleet.put_replica(conn, data)
+    return acked
 
 
 def _require_sound(field: str | None) -> None:

@@ -1,5 +1,6 @@
 """What workers say: registration, heartbeats, journals; lives fenced, deliveries repeated."""
 
+import asyncio
 import random
 import secrets
 import time
@@ -64,6 +65,30 @@ async def test_a_worker_registers_beats_and_is_listed(plane, worker):
     assert answer.json() == {"known": True, "drain": False}
     row = await row_of(plane, worker)
     assert (row["boot_id"], row["state"], row["running"]) == (life, "ready", 3)
+
+
+async def waiting_for_locks(conn):
+    cursor = await conn.execute(
+        "SELECT count(*) FROM pg_stat_activity"
+        " WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    )
+    return (await cursor.fetchone())[0]
+
+
+async def test_lives_are_registered_in_the_order_in_which_they_came(plane, worker):
+    await plane.says("/register", a_register(replica_id=worker, boot_id=boot()))
+    lives = [boot() for _ in range(3)]
+    async with plane.services.postgres.transaction() as conn:
+        await conn.execute("SELECT FROM replicas WHERE replica_id = %s FOR UPDATE", (worker,))
+        said = []
+        for life in lives:
+            words = a_register(replica_id=worker, boot_id=life)
+            said.append(asyncio.create_task(plane.says("/register", words)))
+            await asyncio.sleep(0.1)
+        assert await waiting_for_locks(conn) == 1, "the others wait for their turn, not for a lock"
+    assert {answer.status_code for answer in await asyncio.gather(*said)} == {200}
+    assert (await row_of(plane, worker))["boot_id"] == lives[-1]
+    assert len(plane.services.registering) == 0
 
 
 async def test_a_beat_of_a_replica_nobody_knows_asks_it_to_register(plane, worker):
