@@ -35,6 +35,7 @@ prices = st.sampled_from((PRICE.id, PRICE.id, ODD_PRICE.id, "price_none"))
 amounts = st.integers(0, 150)
 places = st.sampled_from(PLACES)
 caps = st.none() | st.integers(0, 900)
+ages_days = st.integers(0, 40).map(lambda months: 30 * months)
 floors = st.none() | st.integers(0, 60)
 
 

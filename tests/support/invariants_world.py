@@ -6,6 +6,7 @@ everything and holds the fifteen invariants against it. A `Site` is what worlds 
 
 import asyncio
 import secrets
+import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from itertools import cycle
@@ -225,6 +226,20 @@ class World:
         moment = secrets.randbelow(2**40)
         async with self.site.pg.transaction() as conn:
             await seed_prices(conn, [ListedPrice(model="smol", effective_ms=moment, price=price)])
+
+    async def make_month(self, age_days: int) -> None:
+        async with self.site.pg.transaction() as conn:
+            await conn.execute(
+                "SELECT ledger_make_partitions((now() - %s * interval '1 day')::date, 1)",
+                (age_days,),
+            )
+
+    def request_id(self, age_days: int | None = None) -> str:
+        """A new one, made so many days ago; None: of no moment at all."""
+        if age_days is None:
+            return f"{self.prefix}_{secrets.token_hex(6)}"
+        made_ms = time.time_ns() // 1_000_000 - age_days * 86_400_000
+        return f"{self.prefix}_{made_ms:012x}{secrets.token_hex(8)}"
 
     async def quiesce(self) -> dict[int, str]:
         """Who has no answer asks again; then every gateway is gone, and the sweeper was there."""

@@ -57,6 +57,7 @@ ACTIONS = [
     "sweep",
     "lease",
     "price",
+    "month",
 ]
 
 
@@ -186,6 +187,10 @@ class InvariantsMachine(RuleBasedStateMachine):
             )
         )
 
+    def month(self, data: st.DataObject) -> None:
+        """A month gets its partition, and the rows that came before it are moved there."""
+        self.run(self.world.make_month(data.draw(draws.ages_days)))
+
     def teardown(self) -> None:
         assert self.run(self.world.quiesce()) == {}
 
@@ -212,7 +217,8 @@ class InvariantsMachine(RuleBasedStateMachine):
             "floor_micro": None if floor is None else min(floor, amount),
             "choices": data.draw(st.sampled_from([1, 1, 2])),
         }
-        return a_reserve(f"{self.world.prefix}_{secrets.token_hex(6)}", **(fields | changes))
+        request_id = self.world.request_id(data.draw(st.none() | draws.ages_days))
+        return a_reserve(request_id, **(fields | changes))
 
     def a_follow_up(self, data: st.DataObject, asked: Reserve, *sources: str) -> Command:
         request_id, tenant = asked.request_id, asked.tenant_id
