@@ -64,7 +64,8 @@ def migrate(connection: Connection) -> None:
 def online() -> None:
     """Connect, wait for our turn, migrate."""
     url = make_url(database_url()).set(drivername="postgresql+psycopg")
-    engine = create_engine(url, poolclass=NullPool)
+    # What is locked is then read as it is, whatever the database's own level.
+    engine = create_engine(url, poolclass=NullPool, isolation_level="READ COMMITTED")
     with engine.connect() as connection:
         with connection.begin():
             connection.execute(text(f"SET lock_timeout = '{WAIT_FOR_OTHER_MIGRATOR}'"))

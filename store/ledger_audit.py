@@ -30,6 +30,7 @@ _RULES = {
     "every ended request has one end cause": "end_cause",
     "metered is what the witnesses say": "metered",
     "billed is the end cause's policy applied to metered": "billed",
+    "no request costs less than nothing": "cost",
     "nothing is delivered that was not metered": "delivered",
 }
 

@@ -11,6 +11,9 @@
 
 ----------------------------------------------------------------------------- what 0002 had here
 
+-- A batch that is under way ends before anything is read here, and the next comes after.
+LOCK TABLE accounts, entries, reservations, refusals, usage, witnesses IN ACCESS EXCLUSIVE MODE;
+
 DROP FUNCTION ledger_apply, ledger_reserve, ledger_hold, ledger_top_up, ledger_recount,
     ledger_expire, ledger_settle, ledger_close, ledger_due, ledger_charge, ledger_metered,
     ledger_hear;
@@ -22,6 +25,7 @@ DROP TYPE reserve_command, top_up_command, settle_command, attempt_totals, witne
 CREATE TEMPORARY TABLE old_usage ON COMMIT DROP AS SELECT * FROM usage;
 CREATE TEMPORARY TABLE old_witnesses ON COMMIT DROP AS SELECT * FROM witnesses;
 CREATE TEMPORARY TABLE old_reservations ON COMMIT DROP AS SELECT * FROM reservations;
+CREATE TEMPORARY TABLE old_refusals ON COMMIT DROP AS SELECT * FROM refusals;
 DROP TABLE usage, witnesses, reservations, refusals;
 
 ---------------------------------------------------------------------------------------- months
@@ -292,6 +296,8 @@ BEGIN
         FOREACH v_parent IN ARRAY ARRAY['usage', 'witnesses'] LOOP
             v_name := v_parent || to_char(v_day, '"_y"YYYY"m"MM');
             CONTINUE WHEN to_regclass(v_name) IS NOT NULL;
+            -- Or one of the month's rows could come between the move and the new partition.
+            EXECUTE format('LOCK TABLE %I IN ACCESS EXCLUSIVE MODE', v_parent || '_other');
             EXECUTE format('CREATE TABLE %I (LIKE %I INCLUDING ALL) WITH (%s)', v_name, v_parent,
                            'autovacuum_vacuum_insert_scale_factor = 0.05');
             EXECUTE format('WITH moved AS (DELETE FROM %I WHERE month = %s RETURNING *)
@@ -554,7 +560,9 @@ END $$;
 
 ------------------------------------------------------------------------------------------ caps
 
--- core.ledger.Book.set_cap: a new one counts what its current window holds already.
+-- core.ledger.Book.set_cap: a new one counts what its current window holds already; and a later
+-- one, of whose day somebody has reserved while we waited for the account. Requests of months
+-- that are gone are counted from their sums.
 CREATE FUNCTION ledger_set_cap(
     p_tenant text, p_key text, p_period text, p_soft bigint, p_hard bigint
 ) RETURNS void LANGUAGE plpgsql AS $$
@@ -572,20 +580,28 @@ BEGIN
     IF v_is_new THEN
         UPDATE accounts SET caps = caps + 1 WHERE tenant_id = p_tenant;
         INSERT INTO cap_windows (tenant_id, key_id, period, starts, posted_micro, reserved_micro)
-        SELECT p_tenant, p_key, p_period, v_starts, coalesce(sum(t.posted), 0),
-               coalesce(sum(t.reserved), 0)
-        FROM (SELECT u.billed_micro + u.adjusted_micro AS posted, 0 AS reserved
+        SELECT p_tenant, p_key, p_period, t.starts, sum(t.posted), sum(t.reserved)
+        FROM (SELECT v_starts AS starts, 0 AS posted, 0 AS reserved
+              UNION ALL
+              SELECT ledger_window(p_period, u.day), u.billed_micro + u.adjusted_micro, 0
               FROM usage AS u
               WHERE u.tenant_id = p_tenant AND p_key IN ('', u.key_id)
-                AND ledger_window(p_period, u.day) = v_starts
               UNION ALL
-              SELECT 0, r.reserved_micro
+              SELECT ledger_window(p_period, r.day), 0, r.reserved_micro
               FROM reservations AS r
               WHERE r.tenant_id = p_tenant AND p_key IN ('', r.key_id)
-                AND ledger_window(p_period, r.day) = v_starts) AS t;
+              UNION ALL
+              SELECT v_starts, s.billed_micro + s.adjusted_micro, 0
+              FROM usage_retired AS m
+              JOIN usage_sums AS s
+                  ON s.tenant_id = m.tenant_id AND s.month = m.month AND s.span_ms = 86400000
+              WHERE p_period = 'total' AND m.tenant_id = p_tenant
+                AND p_key IN ('', s.key_id)) AS t
+        WHERE t.starts >= v_starts
+        GROUP BY t.starts;
     END IF;
     UPDATE cap_windows SET soft_passed_at = now()
-    WHERE tenant_id = p_tenant AND key_id = p_key AND period = p_period AND starts = v_starts
+    WHERE tenant_id = p_tenant AND key_id = p_key AND period = p_period AND starts >= v_starts
       AND soft_passed_at IS NULL AND posted_micro >= p_soft;
 END $$;
 
@@ -628,6 +644,7 @@ BEGIN
            coalesce((i.usage).output_tokens, 0), coalesce((i.usage).reasoning_tokens, 0),
            i.exact, i.final, i.cause, i.at_ms
     FROM unnest(p_words) AS i
+    ORDER BY i.request_id, i.attempt, i.source -- as everybody, who may have heard the same
     ON CONFLICT (request_id, month, attempt, source) DO UPDATE SET
         (replica_id, prompt_tokens, cached_tokens, cache_write_5m_tokens, cache_write_1h_tokens,
          output_tokens, reasoning_tokens, exact, final, cause, at_ms) =
@@ -974,6 +991,26 @@ BEGIN
            p_new.delivered_tokens - p_old.delivered_tokens,
            p_new.billed_micro - p_old.billed_micro, 0, p_old.cause, p_new.cause
     FROM accounts AS a WHERE a.tenant_id = p_old.tenant_id;
+    IF p_new.billed_micro + p_new.adjusted_micro < 0 THEN
+        PERFORM ledger_take_back(p_new);
+    END IF;
+END $$;
+
+-- core.ledger.Book._take_back: no request costs less than nothing.
+CREATE FUNCTION ledger_take_back(p_usage usage) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_excess bigint := -p_usage.billed_micro - p_usage.adjusted_micro;
+BEGIN
+    PERFORM ledger_post(ARRAY[
+        ROW (p_usage.tenant_id, p_usage.key_id, p_usage.day, p_usage.request_id, 'refund', 0,
+             v_excess, 0, '', 'its bill has fallen below what was given back', '')::ledger_line]);
+    UPDATE usage AS u SET adjusted_micro = u.adjusted_micro + v_excess
+    WHERE u.request_id = p_usage.request_id AND u.month = p_usage.month;
+    INSERT INTO usage_corrections (tenant_id, seq, request_id, month, d_adjusted, from_cause,
+                                   to_cause)
+    SELECT a.tenant_id, a.entries, p_usage.request_id, p_usage.month, v_excess, p_usage.cause,
+           p_usage.cause
+    FROM accounts AS a WHERE a.tenant_id = p_usage.tenant_id;
 END $$;
 
 -- The same for many. Most often nothing is new: the journal says what the gateway said.
@@ -1535,20 +1572,36 @@ SELECT w.request_id, ledger_month(w.request_id), w.attempt, w.source, w.replica_
        w.at_ms, w.recorded_at
 FROM old_witnesses AS w;
 
--- The first link of an account that has entries covers them all.
+INSERT INTO refusals (request_id, tenant_id, reason, limit_name, reserved_micro, posted_micro,
+                      hard_cap_micro, fits_micro, at)
+SELECT r.request_id, r.tenant_id, r.reason,
+       CASE r.reason WHEN 'hard_cap' THEN 'account.total' ELSE '' END, r.reserved_micro,
+       r.posted_micro, r.hard_cap_micro,
+       greatest(0, r.hard_cap_micro - r.posted_micro - r.reserved_micro), r.at
+FROM old_refusals AS r;
+
+-- Links over what entries there are: of so many lines as their text can hold, and a reader.
 ALTER TABLE entries DISABLE TRIGGER entries_append_only;
-WITH link AS (
-    SELECT e.tenant_id, max(e.seq) AS seq,
-           sha256(convert_to(string_agg(
-               ROW (e.seq, e.request_id, e.kind, e.reserved_delta_micro, e.posted_delta_micro,
-                    e.credit_delta_micro, e.reserved_micro, e.posted_micro, e.credit_micro,
-                    e.adjustment_id, e.reason, e.author, ledger_microseconds(e.at))::text,
-               E'\n' ORDER BY e.seq), 'UTF8')) AS chain
-    FROM entries AS e GROUP BY e.tenant_id
-),
-headed AS (
-    UPDATE accounts AS a SET head = k.chain FROM link AS k WHERE a.tenant_id = k.tenant_id
-)
-UPDATE entries AS e SET chain = k.chain FROM link AS k
-WHERE e.tenant_id = k.tenant_id AND e.seq = k.seq;
+DO $$
+DECLARE
+    v_link record;
+    v_head bytea;
+BEGIN
+    FOR v_link IN
+        SELECT e.tenant_id, max(e.seq) AS seq,
+               string_agg(ROW (e.seq, e.request_id, e.kind, e.reserved_delta_micro,
+                               e.posted_delta_micro, e.credit_delta_micro, e.reserved_micro,
+                               e.posted_micro, e.credit_micro, e.adjustment_id, e.reason,
+                               e.author, ledger_microseconds(e.at))::text,
+                          E'\n' ORDER BY e.seq) AS text
+        FROM entries AS e
+        GROUP BY e.tenant_id, (e.seq - 1) / 1000
+        ORDER BY e.tenant_id, max(e.seq)
+    LOOP
+        UPDATE accounts SET head = sha256(head || convert_to(v_link.text, 'UTF8'))
+        WHERE tenant_id = v_link.tenant_id RETURNING head INTO v_head;
+        UPDATE entries SET chain = v_head
+        WHERE tenant_id = v_link.tenant_id AND seq = v_link.seq;
+    END LOOP;
+END $$;
 ALTER TABLE entries ENABLE TRIGGER entries_append_only;

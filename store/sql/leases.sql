@@ -24,7 +24,7 @@ SELECT now(), pg_postmaster_start_time()
 -- row counts from the reservation itself.
 -- name: abandoned
 WITH silent AS (
-    SELECT r.request_id, r.gateway_id,
+    SELECT r.request_id, r.month, r.gateway_id,
            coalesce(g.lease_ms, :lease_ms) * interval '1 millisecond' AS lease,
            CASE WHEN g.retired THEN '-infinity'::timestamptz
                 ELSE greatest(coalesce(g.last_seen, r.opened_at), :contact_since)
@@ -33,7 +33,8 @@ WITH silent AS (
 )
 SELECT s.request_id, s.gateway_id,
        EXISTS (SELECT FROM witnesses AS w
-               WHERE w.request_id = s.request_id AND w.source = 'journal' AND w.final)
+               WHERE w.request_id = s.request_id AND w.month = s.month
+                 AND w.source = 'journal' AND w.final)
        OR s.since < now() - s.lease - :grace_ms * interval '1 millisecond' AS is_ripe
 FROM silent AS s
 WHERE s.since < now() - s.lease

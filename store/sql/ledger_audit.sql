@@ -187,6 +187,11 @@ FROM (SELECT u.request_id, u.billed_micro,
 WHERE billed_micro <> bill
 ORDER BY request_id LIMIT :limit
 
+-- name: cost
+SELECT request_id, format('billed %s and adjusted by %s', billed_micro, adjusted_micro)
+FROM usage WHERE billed_micro + adjusted_micro < 0
+ORDER BY request_id LIMIT :limit
+
 -- name: delivered
 SELECT request_id, format('delivered %s tokens, metered %s', delivered_tokens,
                           metered_output_tokens)

@@ -3,7 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
-from core.ledger import Book, Entry, EntryKind
+from core.caps import Period
+from core.ledger import TAKEN_BACK, Book, Entry, EntryKind
 from core.metering import Adjust, Adjusted, AdjustmentKind, LedgerRefused
 from core.money import EndCause
 from tests.support.ledger_commands import ODD_PRICE, PRICES, a_reserve, a_settle, a_usage, a_witness
@@ -123,6 +124,24 @@ class TestRefund:
         book.reconcile(a_witness(usage=a_usage(10, 0, 0)))
         assert book.rows["req_1"].net_micro == 0
         assert book.adjust(a_refund(1, id="more")) == LedgerRefused(reason="too_much")
+
+    def test_of_more_than_the_bill_has_fallen_to_is_taken_back_as_far(self, book):
+        book.set_cap("ten_1", "", Period.TOTAL, soft_micro=None, hard_micro=500)
+        book.adjust(a_refund(30))
+        book.reconcile(a_witness(usage=a_usage(10, 0, 5)))
+        row = book.rows["req_1"]
+        assert (row.billed_micro, row.adjusted_micro) == (20, -20)
+        fall, back = book.entries[-2:]
+        assert (fall.kind, fall.posted_delta_micro, fall.reason) == ("correction", -30, "")
+        assert (back.kind, back.posted_delta_micro, back.reason) == ("refund", 10, TAKEN_BACK)
+        assert (back.adjustment_id, back.author, back.posted_micro) == ("", "", 0)
+        assert [window.posted_micro for window in book.windows.values()] == [0]
+
+    def test_of_all_that_the_bill_has_fallen_to_stays(self, book):
+        book.adjust(a_refund(20))
+        book.reconcile(a_witness(usage=a_usage(10, 0, 5)))
+        assert book.rows["req_1"].net_micro == 0
+        assert book.entries[-1].kind is EntryKind.CORRECTION
 
 
 class TestAdjustment:
