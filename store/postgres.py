@@ -173,6 +173,9 @@ def conninfo(
         # A custom plan costs more than it saves on statements that all go by key.
         "plan_cache_mode": "force_generic_plan",
         "default_transaction_read_only": "on" if read_only else "off",
+        # Whatever the database's own are: how a time is written, and read by the driver.
+        "datestyle": "ISO",
+        "timezone": "UTC",
         **(options or {}),
     }
     given = conninfo_to_dict(config.database_url).get("options") or ""
