@@ -16,7 +16,7 @@ from tests.support.postgres_faults import READY, a_proxy
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
 
-CUTS = 40  # places in each direction, evenly spread
+CUTS = 25  # places in each direction, evenly spread
 STALLS = 5
 TRY_S = 0.15
 

@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.services]
 
 ANSWER_S = 0.6  # within which every call ends, give or take a tenth
 TRY_S = 0.3
+CONNECT_S = 1  # an impatient ledger's
 SLACK_S = 0.6  # a busy machine's
 
 
@@ -79,12 +80,11 @@ async def test_a_network_too_slow_is_away_until_it_is_well(shaky, proxy, tenant,
     await assert_exact(pg, [tenant], done + 2)
 
 
-@pytest.mark.parametrize("way", Way)
-async def test_a_black_hole_is_away_in_time_and_soon_at_once(shaky, proxy, tenant, pg, way):
+async def test_a_black_hole_is_away_in_time_and_soon_at_once(shaky, proxy, tenant, pg):
     names = [f"{tenant}_hole{n}" for n in range(3)]
 
     async def vanish() -> None:
-        proxy.set(**{way.value: Passage(stalled=True)})
+        proxy.black_hole()
         for name in names[:2]:
             await is_away_in_time(shaky, tenant, name)
         async with asyncio.timeout(5):  # a new connection fails too, and then a while passes
@@ -279,6 +279,38 @@ async def test_a_session_that_takes_no_writes_any_more_is_left_for_another(
     assert await one_request(shaky, tenant, f"{tenant}_1") == 0
     assert told.sprung.is_set()
     await assert_exact(pg, [tenant], 2)
+
+
+async def test_a_server_without_room_on_its_disk_is_away_until_there_is(shaky, tenant, pg):
+    async with pg.transaction() as conn:
+        await conn.execute(
+            "CREATE FUNCTION no_room() RETURNS trigger LANGUAGE plpgsql AS"
+            " $$ BEGIN RAISE EXCEPTION 'No space left on device' USING ERRCODE = '53100'; END $$"
+        )
+        await conn.execute(
+            "CREATE TRIGGER no_room BEFORE INSERT ON entries EXECUTE FUNCTION no_room()"
+        )
+    try:
+        await is_away_in_time(shaky, tenant, f"{tenant}_1")
+    finally:
+        async with pg.transaction() as conn:
+            await conn.execute("DROP FUNCTION no_room CASCADE")
+    assert await one_request(shaky, tenant, f"{tenant}_1") == 0
+    await assert_exact(pg, [tenant], 2)
+
+
+async def test_a_black_hole_does_not_keep_a_ledger_from_closing(shaky, proxy, tenant):
+    proxy.black_hole()
+    waiting = [
+        asyncio.create_task(timed(shaky.reserve(a_reserve(f"{tenant}_{n}", tenant_id=tenant))))
+        for n in range(3)
+    ]
+    await asyncio.sleep(0)
+    _, took_s = await timed(shaky.close())
+    assert took_s < ANSWER_S * 1.1 + TRY_S + CONNECT_S + SLACK_S
+    assert all(isinstance(answer, LedgerAwayError) for answer, _ in await asyncio.gather(*waiting))
+    with pytest.raises(LedgerAwayError, match="closed"):
+        await shaky.reserve(a_reserve(tenant_id=tenant))
 
 
 async def test_a_ledger_opens_without_a_server_and_fails_fast_when_it_stays_away():
