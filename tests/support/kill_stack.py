@@ -57,6 +57,7 @@ class Stack:
         self.valkey = valkey
         self.manifest = tiny_store()[1]
         self.ports = {name: free_port() for name in PROCESSES}
+        self._held_ports = [hold_port(port) for port in self.ports.values()]
         self.directory = root
         self.database_url = ""
         self.fenced = 0
@@ -78,6 +79,8 @@ class Stack:
 
     def close(self) -> None:
         self._zygote.close()
+        for held in self._held_ports:
+            held.close()
 
     @property
     def spool(self) -> Path:
@@ -174,16 +177,25 @@ def a_stack() -> Iterator[Stack]:
         (root / "postgres").mkdir(mode=0o755)
         (root / "valkey").mkdir()
         postgres, valkey = PostgresServer(root / "postgres"), ValkeyServer(root / "valkey")
-        postgres.running.start()
-        valkey.running.start()
-        upgrade(postgres.create_database(TEMPLATE))
-        stack = Stack(root, postgres, valkey)
-        try:
-            yield stack
-        finally:
-            stack.close()
-            valkey.running.stop()
-            postgres.running.stop()
+        with hold_port(postgres.embedded.port):
+            postgres.running.start()
+            valkey.running.start()
+            upgrade(postgres.create_database(TEMPLATE))
+            stack = Stack(root, postgres, valkey)
+            try:
+                yield stack
+            finally:
+                stack.close()
+                valkey.running.stop()
+                postgres.running.stop()
+
+
+def hold_port(port: int) -> socket.socket:
+    """Nobody is given this port while its server is dead; the server itself may listen on it."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", port))
+    return held
 
 
 def children(pid: int) -> list[int]:
