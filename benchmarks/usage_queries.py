@@ -35,7 +35,8 @@ from store.accounts import open_account
 from store.postgres import Connection, Postgres, PostgresConfig
 from store.prices import seed_prices
 from store.queries import load
-from store.usage_totals import DAY_MS, HOUR_MS
+from store.usage import HOUR_MS
+from store.usage_totals import DAY_MS
 
 EACH = 40  # times that a question is asked
 
@@ -179,11 +180,13 @@ async def plans(bench: Bench) -> dict[str, str]:
             "a cause": {"cause": "expired"},
         }.items():
             values = search | shown
-            found[f"hour_to_search ({name})"] = await plan(conn, "usage", "hour_to_search", values)
-            cursor = await conn.execute(load("usage")["hour_to_search"], values)
-            hour = await cursor.fetchone()
-            assert hour is not None
-            values["from_ms"] = hour[0] or 0
+            found[f"hours_to_search ({name})"] = await plan(
+                conn, "usage", "hours_to_search", values
+            )
+            cursor = await conn.execute(load("usage")["hours_to_search"], values)
+            row = await cursor.fetchone()
+            assert row is not None
+            values |= {"hours": row[0], "open_from_ms": values["before_ms"]}
             found[f"usage_page_found ({name})"] = await plan(
                 conn, "usage", "usage_page_found", values
             )

@@ -19,6 +19,7 @@ from store.rows import struct_row
 
 PAGE_MAX = 1_000
 EVER_MS = 2**53 - 1
+HOUR_MS = 3_600_000
 SEARCHES_MAX = 8  # for one page, where hours hold fewer rows than the sums say
 
 _sql = load("usage")
@@ -128,16 +129,18 @@ async def _search(conn: Connection, shown: UsageFilter, place: Place, limit: int
     rows: list[UsageRow] = []
     for _ in range(SEARCHES_MAX):
         values = _values(shown, place, limit - len(rows))
-        row = await (await conn.execute(_sql["hour_to_search"], values)).fetchone()
+        row = await (await conn.execute(_sql["hours_to_search"], values)).fetchone()
         assert row is not None, "an aggregate has a row"
-        (hour_ms,) = row
-        values["from_ms"] = max(shown.from_ms, hour_ms if hour_ms is not None else 0)
+        hours, are_all = row
+        values["hours"] = [*hours, place.before_ms - place.before_ms % HOUR_MS]
+        down_to_ms = shown.from_ms if are_all else max(shown.from_ms, min(hours))
+        values["open_from_ms"] = down_to_ms
         rows += await _rows(conn, "usage_page_found", values)
         if len(rows) == limit:
             return UsagePage(rows=rows, older=_last(rows))
-        if hour_ms is None or hour_ms <= shown.from_ms:
+        if down_to_ms == shown.from_ms:
             return UsagePage(rows=rows, older=None)
-        place = Place(hour_ms)
+        place = Place(down_to_ms)
     return UsagePage(rows=rows, older=place)
 
 

@@ -13,8 +13,8 @@ from store.postgres import Connection
 from store.queries import load
 from store.rollups import Freshness, freshness
 from store.rows import struct_row
+from store.usage import HOUR_MS
 
-HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 TIMES_MS_MAX = 253_370_764_800_000  # the year 9999: as far as a calendar goes
 

@@ -17,10 +17,14 @@ ORDER BY created_ms DESC, request_id DESC LIMIT :limit
 -- Other filters have no index on the requests themselves, which the token path would have to
 -- keep. The sums have: they tell in which hours of which tenants there is something to find.
 
--- The hour down to which there are :limit requests to find; NULL where there are fewer.
--- name: hour_to_search
-SELECT max(n.starts_ms) FILTER (WHERE n.total >= :limit)
-FROM (SELECT h.starts_ms, sum(h.requests) OVER (ORDER BY h.starts_ms DESC) AS total
+-- The hours before the one of :before_ms that hold :limit requests to find, or all there are.
+-- name: hours_to_search
+SELECT coalesce(array_agg(DISTINCT n.starts_ms) FILTER (WHERE n.newer < :limit), '{}') AS hours,
+       count(*) < :limit AS are_all
+FROM (SELECT h.starts_ms,
+             coalesce(sum(h.requests) OVER (
+                 ORDER BY h.starts_ms DESC
+                 RANGE BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS newer
       FROM (SELECT t.starts_ms, t.requests FROM usage_sums AS t
             WHERE t.span_ms = 3600000 AND t.starts_ms >= :from_ms - 3599999
               AND t.starts_ms < :before_ms - mod(:before_ms, 3600000)
@@ -33,25 +37,24 @@ FROM (SELECT h.starts_ms, sum(h.requests) OVER (ORDER BY h.starts_ms DESC) AS to
               AND t.month NOT IN (SELECT r.month FROM usage_retired AS r)
             ORDER BY t.starts_ms DESC LIMIT :limit) AS h) AS n
 
--- What is found from the hour of :from_ms on, open requests included.
+-- What is found in these hours, and among open requests from :open_from_ms on. Each hour is
+-- looked up by itself, whatever the planner thinks of how versions and causes lie in time.
 -- name: usage_page_found
-WITH hour AS MATERIALIZED (
-    SELECT DISTINCT t.tenant_id, t.starts_ms, t.month FROM usage_sums AS t
-    WHERE t.span_ms = 3600000 AND t.starts_ms BETWEEN :from_ms - 3599999 AND :before_ms
-      AND (:tenant_id = '' OR t.tenant_id = :tenant_id)
-      AND (:key_id = '' OR t.key_id = :key_id)
-      AND (:model = '' OR t.model = :model)
-      AND (:version = '' OR t.version = :version)
-      AND (:cause = '' OR t.cause = :cause)
-      AND t.requests > 0
-      AND t.month NOT IN (SELECT r.month FROM usage_retired AS r)
-)
 SELECT * FROM (
     SELECT e.*
-    FROM hour AS h
+    FROM unnest(:hours::bigint[]) AS h (starts_ms)
+    CROSS JOIN LATERAL (
+        SELECT DISTINCT t.tenant_id, t.month FROM usage_sums AS t
+        WHERE t.span_ms = 3600000 AND t.starts_ms = h.starts_ms
+          AND (:tenant_id = '' OR t.tenant_id = :tenant_id)
+          AND (:key_id = '' OR t.key_id = :key_id)
+          AND (:model = '' OR t.model = :model)
+          AND (:version = '' OR t.version = :version)
+          AND (:cause = '' OR t.cause = :cause)
+          AND t.requests > 0) AS s
     CROSS JOIN LATERAL (
         SELECT * FROM requests AS r
-        WHERE r.state = 'settled' AND r.tenant_id = h.tenant_id AND r.month = h.month
+        WHERE r.state = 'settled' AND r.tenant_id = s.tenant_id AND r.month = s.month
           AND r.created_ms >= greatest(h.starts_ms, :from_ms)
           AND r.created_ms < h.starts_ms + 3600000
           AND (r.created_ms, r.request_id) < (:before_ms, :before_id)
@@ -62,7 +65,7 @@ SELECT * FROM (
         ORDER BY r.created_ms DESC, r.request_id DESC LIMIT :limit) AS e
     UNION ALL
     SELECT * FROM requests AS r
-    WHERE r.state = 'open' AND r.created_ms >= :from_ms
+    WHERE r.state = 'open' AND r.created_ms >= :open_from_ms
       AND (r.created_ms, r.request_id) < (:before_ms, :before_id)
       AND (:tenant_id = '' OR r.tenant_id = :tenant_id)
       AND (:key_id = '' OR r.key_id = :key_id)

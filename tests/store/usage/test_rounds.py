@@ -10,7 +10,8 @@ from store.ledger import BILLING_CAUSES
 from store.postgres import StoreAwayError
 from store.queries import load
 from store.rollups import differences, freshness, rebuild, roll_up
-from store.usage_totals import HOUR_MS, Total, TotalsQuery, usage_totals
+from store.usage import HOUR_MS
+from store.usage_totals import Total, TotalsQuery, usage_totals
 from tests.support.ledger_commands import a_reserve, a_settle, an_attempt
 from tests.support.ledger_database import a_tenant
 
