@@ -55,13 +55,13 @@ class ServiceRules:
         self._found: list[str] = []
 
     def admitted(self, asked: Admit) -> None:
-        """See `TicketWatch`. Repeated while it is held, this is no other request."""
+        """See `TicketWatch`. A word that comes again, perhaps too late, admits nothing new."""
         self._follow()
-        is_held = asked.ticket in self._told_of(asked.tenant)
+        is_known = self._is_told(asked.ticket)
         self._told[asked.ticket] = (asked.tenant, self._clock.now_ms)
-        if is_held:
+        if is_known:
             return
-        told, limit = self._told_of(asked.tenant), asked.limits.concurrency
+        told, limit = self._told_of(asked.tenant) | {asked.ticket}, asked.limits.concurrency
         if 0 < limit < len(told):
             self._found.append(
                 f"{asked.tenant} has {len(told)} requests in service, {limit} are allowed"
