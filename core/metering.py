@@ -115,7 +115,7 @@ class Witness(msgspec.Struct, frozen=True, kw_only=True):
 
     request_id: str
     attempt: int
-    source: str  # gateway | journal | checkpoint
+    source: str  # journal | checkpoint: a gateway's last word comes with its Settle
     usage: Usage
     final: bool
     cause: str = ""  # the engine's, on a final journal entry

@@ -54,6 +54,7 @@ __all__ = [
 Command: TypeAlias = Reserve | TopUp | Settle | Witness | Adjust
 Answer: TypeAlias = Reserved | LedgerRefused | Settled | Adjusted | None
 
+WITNESSES = ("journal", "checkpoint")
 BILLING_CAUSES = [cause.value for cause, bills in BILLS_TOKENS.items() if bills]
 
 _sql = load("ledger")
@@ -135,6 +136,8 @@ class Ledger:
         None: the request is open or not known yet, and its settlement will count them.
         """
         _check(witness.usage)
+        if witness.source not in WITNESSES:
+            raise ValueError(f"{witness.source!r} is no witness of its own")
         answer = await self._lane(witness.request_id).submit(witness)
         assert answer is None or isinstance(answer, Settled)
         return answer

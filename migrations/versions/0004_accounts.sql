@@ -257,7 +257,8 @@ ALTER TABLE gateways
     ADD COLUMN spool_bytes   bigint NOT NULL DEFAULT 0,
     ADD COLUMN refused_words bigint NOT NULL DEFAULT 0;
 
--- Every accepted request, open or ended.
+-- Every accepted request, open or ended. Columns have one type on both sides, or a page of them
+-- could not be read off the indexes.
 CREATE VIEW requests AS
 SELECT u.request_id, u.month, u.tenant_id, u.key_id, u.gateway_id, u.model, u.version, u.region,
        u.service_class, u.dialect, u.endpoint, u.stream, u.price_id, u.prompt_tokens,
@@ -273,7 +274,8 @@ UNION ALL
 SELECT r.request_id, r.month, r.tenant_id, r.key_id, r.gateway_id, r.model, r.version, r.region,
        r.service_class, r.dialect, r.endpoint, r.stream, r.price_id, r.prompt_tokens,
        r.max_tokens, r.choices, r.amount_micro, r.floor_micro, r.reserved_micro, r.day,
-       'open', NULL, NULL, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+       'open', NULL, NULL, 0, 0::bigint, 0::bigint, 0::bigint, 0::bigint, 0::bigint, 0::bigint,
+       0::bigint, 0::bigint, 0::bigint, 0::bigint,
        NULL, NULL, NULL, NULL, NULL, NULL, r.created_ms, NULL
 FROM reservations AS r;
 
@@ -312,7 +314,11 @@ BEGIN
 END $$;
 
 -- Forgets a month's requests and witnesses; what they came to is kept for each tenant. The
--- number of rows forgotten; NULL where there is no such partition.
+-- number of rows forgotten; NULL where there is no such partition. The sums are taken under a
+-- reader's lock; the tables are then locked whole, in the order in which every statement locks
+-- them, for as long as two drops take: a statement planned for all partitions waits for each of
+-- them. Whoever calls this bounds `lock_timeout`, under the server's `deadlock_timeout`, so that
+-- it is we who give way; it is tried again.
 CREATE FUNCTION ledger_drop_month(p_month integer) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_suffix text := format('_y%sm%s', p_month / 100, lpad((p_month % 100)::text, 2, '0'));
@@ -321,19 +327,34 @@ BEGIN
     IF to_regclass('usage' || v_suffix) IS NULL THEN
         RETURN NULL;
     END IF;
-    EXECUTE format('LOCK TABLE %I, %I IN ACCESS EXCLUSIVE MODE', 'usage' || v_suffix,
-                   'witnesses' || v_suffix);
     EXECUTE format(
-        'INSERT INTO usage_retired AS t
-         SELECT tenant_id, %s, count(*), sum(billed_micro), sum(adjusted_micro)
-         FROM %I GROUP BY tenant_id
-         ON CONFLICT (tenant_id, month) DO UPDATE
-         SET requests = t.requests + excluded.requests,
-             billed_micro = t.billed_micro + excluded.billed_micro,
-             adjusted_micro = t.adjusted_micro + excluded.adjusted_micro',
-        p_month, 'usage' || v_suffix);
-    EXECUTE format('SELECT count(*) FROM %I', 'usage' || v_suffix) INTO v_rows;
+        'WITH month AS (
+             SELECT tenant_id, count(*) AS requests, sum(billed_micro) AS billed_micro,
+                    sum(adjusted_micro) AS adjusted_micro
+             FROM %I GROUP BY tenant_id
+         ),
+         kept AS (
+             INSERT INTO usage_retired AS t
+             SELECT m.tenant_id, %s, m.requests, m.billed_micro, m.adjusted_micro FROM month AS m
+             ON CONFLICT (tenant_id, month) DO UPDATE
+             SET requests = t.requests + excluded.requests,
+                 billed_micro = t.billed_micro + excluded.billed_micro,
+                 adjusted_micro = t.adjusted_micro + excluded.adjusted_micro
+         )
+         SELECT coalesce(sum(m.requests), 0) FROM month AS m',
+        'usage' || v_suffix, p_month) INTO v_rows;
     DELETE FROM usage_corrections WHERE month = p_month;
+    FOR i IN REVERSE 20 .. 1 LOOP
+        BEGIN
+            LOCK TABLE ONLY usage, ONLY witnesses IN ACCESS EXCLUSIVE MODE;
+            EXIT;
+        EXCEPTION WHEN lock_not_available THEN
+            IF i = 1 THEN
+                RAISE;
+            END IF;
+            PERFORM pg_sleep(0.5);
+        END;
+    END LOOP;
     EXECUTE format('DROP TABLE %I, %I', 'usage' || v_suffix, 'witnesses' || v_suffix);
     RETURN v_rows;
 END $$;

@@ -78,7 +78,7 @@ def endings(draw):
 @st.composite
 def testimonies(draw, *sources):
     """All of a witness's word but of which request."""
-    source = draw(st.sampled_from(sources or ["journal", "journal", "checkpoint", "gateway"]))
+    source = draw(st.sampled_from(sources or ["journal", "journal", "checkpoint"]))
     final = source != "checkpoint" and draw(st.booleans())
     return {
         "attempt": draw(st.integers(1, 2)),

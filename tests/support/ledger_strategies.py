@@ -112,7 +112,7 @@ releases = st.builds(release, requests, tenants, st.integers(1_000, 9_000))
 
 @st.composite
 def witnesses(draw):
-    source = draw(st.sampled_from(["journal", "journal", "checkpoint", "gateway"]))
+    source = draw(st.sampled_from(["journal", "journal", "checkpoint"]))
     final = source != "checkpoint" and draw(st.booleans())
     return a_witness(
         draw(requests),
