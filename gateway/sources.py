@@ -7,17 +7,18 @@ from core.registry import RoutingView
 from core.tenancy import KeyRecord, Tenant
 from gateway.auth import SourceAwayError, TenancyChanges
 from store.changes import current_change
-from store.postgres import Postgres, StoreAwayError
+from store.postgres import Connection, Postgres, StoreAwayError
 from store.routing_view import routing_view
-from store.tenants import changes_since, key_by_digest
+from store.tenants import CHANGES_MAX, changes_since, key_by_digest
 
 
 class PostgresSource:
     """Implements `gateway.auth.KeySource`."""
 
-    def __init__(self, postgres: Postgres, region: str) -> None:
+    def __init__(self, postgres: Postgres, region: str, *, changes_max: int = CHANGES_MAX) -> None:
         self._postgres = postgres
         self._region = region
+        self._changes_max = changes_max  # rows of a kind read at a time
         self._view: RoutingView | None = None  # the last one read
 
     async def key_by_digest(self, digest: bytes) -> tuple[KeyRecord, Tenant] | None:
@@ -29,16 +30,24 @@ class PostgresSource:
             raise SourceAwayError(str(error)) from error
 
     async def changes(self, cursor: int | None) -> TenancyChanges:
-        """What changed after `cursor`."""
+        """Everything that changed after `cursor`: a part would leave the rest unconfirmed."""
         try:
             async with self._postgres.connection() as conn:
                 if cursor is None:
                     now = await current_change(conn, "tenancy")
                     return TenancyChanges(keys=(), tenants=(), cursor=now)
-                changes = await changes_since(conn, cursor)
+                return await self._changes(conn, cursor)
         except StoreAwayError as error:
             raise SourceAwayError(str(error)) from error
-        return TenancyChanges(keys=changes.keys, tenants=changes.tenants, cursor=changes.version)
+
+    async def _changes(self, conn: Connection, cursor: int) -> TenancyChanges:
+        keys: tuple[KeyRecord, ...] = ()
+        tenants: tuple[Tenant, ...] = ()
+        while True:
+            page = await changes_since(conn, cursor, limit=self._changes_max)
+            keys, tenants, cursor = keys + page.keys, tenants + page.tenants, page.version
+            if max(len(page.keys), len(page.tenants)) < self._changes_max:
+                return TenancyChanges(keys=keys, tenants=tenants, cursor=cursor)
 
     async def routing_view(self) -> RoutingView:
         """This region's routes, prices and replicas. Raises SourceAwayError."""

@@ -35,7 +35,7 @@ class Door:
         self.proxy = proxy
         self.direct = direct
         self.auth = Authenticator(
-            source=PostgresSource(beyond, "local"),
+            source=PostgresSource(beyond, "local", changes_max=3),
             pepper=PEPPER,
             limits=AuthLimits(),
             clock_s=lambda: self.now_s,
@@ -140,6 +140,17 @@ async def test_a_key_revoked_out_of_reach_is_refused_with_the_first_poll(door):
     assert await door.says(text) is None, "it cannot know"
     door.proxy.heal()
     await door.poll_again()
+    assert await door.says(text) is Code.INVALID_KEY
+
+
+async def test_a_poll_reads_every_change_however_many_there_are(door):
+    identity, text = await door.a_key()
+    assert await door.says(text) is None
+    for _ in range(7):  # more than are read at a time
+        await door.a_key()
+    async with door.direct.transaction() as conn:
+        await tenants.revoke_key(conn, identity)
+    await door.auth.poll()
     assert await door.says(text) is Code.INVALID_KEY
 
 
