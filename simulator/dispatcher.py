@@ -52,10 +52,10 @@ class TicketWatch(Protocol):
     """Who judges the limits, and hears of each call as it is executed."""
 
     def admitted(self, asked: Admit) -> None:
-        """The ticket is held from now on for a lease."""
+        """A ticket that was not held is, from now on for a lease."""
 
     def touched(self, tenant: str, tickets: Iterable[str]) -> None:
-        """The same of all these."""
+        """These are held for another lease; what was not is so on its gateway's word."""
 
 
 class Dispatcher:
@@ -105,9 +105,14 @@ class Dispatcher:
         """See `core.limits.admit`."""
         self.touched = True
         state = self._buckets(asked.tenant)
+        before = state.held.get(asked.ticket)
         answer = admit(state, asked, self.now_ms, self.limit_rules)
         if self.watch is not None and isinstance(answer, Admitted):
-            self.watch.admitted(asked)
+            # One that lapsed was forgotten, and is another now.
+            if state.held[asked.ticket] is before:
+                self.watch.touched(asked.tenant, (asked.ticket,))
+            else:
+                self.watch.admitted(asked)
         return answer
 
     def charge(self, outputs: Outputs) -> bool:

@@ -55,12 +55,8 @@ class ServiceRules:
         self._found: list[str] = []
 
     def admitted(self, asked: Admit) -> None:
-        """See `TicketWatch`. A word that comes again, perhaps too late, admits nothing new."""
-        self._follow()
-        is_known = self._is_told(asked.ticket)
-        self._told[asked.ticket] = (asked.tenant, self._clock.now_ms)
-        if is_known:
-            return
+        """See `TicketWatch`."""
+        self.touched(asked.tenant, (asked.ticket,))
         told, limit = self._told_of(asked.tenant) | {asked.ticket}, asked.limits.concurrency
         if 0 < limit < len(told):
             self._found.append(
