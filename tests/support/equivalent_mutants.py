@@ -7,4 +7,39 @@ from typing import TypeAlias
 
 Change: TypeAlias = tuple[str, str, str]
 
-EQUIVALENT: dict[Change, str] = {}
+_GRANT_OF_LESS = "what frees room, or needs none, is granted whole by any limit"
+_ADJUSTMENT = "return granted_micro(account_limits(account), amount, amount) if {} else amount"
+_REPRICE = "return granted_micro(self._limits(row), delta, delta) if {} else delta"
+
+EQUIVALENT: dict[Change, str] = {
+    (
+        "top_up",
+        "if more.total_micro <= held:",
+        "if more.total_micro < held:",
+    ): "a total that is held already asks for 0 more, which is granted and posts nothing",
+    (
+        "expire",
+        "return self._close(row, cause, ended=changed, freeing=EntryKind.EXPIRE)",
+        "return self._close(None, cause, ended=changed, freeing=EntryKind.EXPIRE)",
+    ): "the row before is compared with only where nothing is freed",
+    (
+        "_adjustment",
+        _ADJUSTMENT.format("amount > 0"),
+        _ADJUSTMENT.format("(amount > 0) or True"),
+    ): _GRANT_OF_LESS,
+    (
+        "_adjustment",
+        _ADJUSTMENT.format("amount > 0"),
+        _ADJUSTMENT.format("amount >= 0"),
+    ): _GRANT_OF_LESS,
+    (
+        "_reprice",
+        _REPRICE.format("delta > 0"),
+        _REPRICE.format("(delta > 0) or True"),
+    ): _GRANT_OF_LESS,
+    (
+        "_reprice",
+        _REPRICE.format("delta > 0"),
+        _REPRICE.format("delta >= 0"),
+    ): _GRANT_OF_LESS,
+}
