@@ -163,7 +163,7 @@ async def test_an_account_that_somebody_keeps_locked_is_no_reason_to_refuse_anot
 async def test_a_replay_cut_at_any_byte_is_made_up_for(till, way):
     names = [await till.request()]
     sprung = 0
-    for at in range(1, 6_000, 500):
+    for at in range(1, 6_000, 750):
         till.books.away = True  # for the last thing that was heard
         names += await asyncio.gather(*(till.request() for _ in range(3)))
         trap = till.proxy.trap(way, Moment(after_bytes=at), Link.reset)
