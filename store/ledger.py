@@ -55,6 +55,7 @@ Command: TypeAlias = Reserve | TopUp | Settle | Witness | Adjust
 Answer: TypeAlias = Reserved | LedgerRefused | Settled | Adjusted | None
 
 WITNESSES = ("journal", "checkpoint")
+HEARD = "heard of "  # and a request: in the place of its account, whose name we do not know
 BILLING_CAUSES = [cause.value for cause, bills in BILLS_TOKENS.items() if bills]
 
 _sql = load("ledger")
@@ -167,8 +168,10 @@ class _Commands:
         return f"adjust {command.id}" if isinstance(command, Adjust) else command.request_id
 
     def account(self, command: Command) -> str:
-        # A witness does not say whose request it is; "" is an account that is never free.
-        return "" if isinstance(command, Witness) else command.tenant_id
+        # A witness does not say whose request it is: see `free`.
+        if isinstance(command, Witness):
+            return HEARD + command.request_id
+        return command.tenant_id
 
     async def run(self, conn: Connection, commands: Sequence[Command]) -> Sequence[Answer]:
         answers: list[Answer] = [None] * len(commands)
@@ -185,8 +188,13 @@ class _Commands:
         return answers
 
     async def free(self, conn: Connection, accounts: Sequence[str]) -> set[str]:
-        cursor = await conn.execute(_sql["free_accounts"], {"tenants": list(accounts)})
-        return {tenant_id for (tenant_id,) in await cursor.fetchall()}
+        heard = [name.removeprefix(HEARD) for name in accounts if name.startswith(HEARD)]
+        cursor = await conn.execute(_sql["whose"], {"request_ids": heard})
+        whose: dict[str, str | None] = dict(await cursor.fetchall())
+        tenants = [*accounts, *filter(None, whose.values())]
+        cursor = await conn.execute(_sql["free_accounts"], {"tenants": tenants})
+        free = {tenant_id for (tenant_id,) in await cursor.fetchall()}
+        return free | {HEARD + name for name in heard if whose.get(name) in free | {None}}
 
     async def _apply(
         self,

@@ -31,3 +31,10 @@ FROM ledger_adjust(json_populate_record(NULL::adjust_command, :word::json), :bil
 -- name: free_accounts
 SELECT tenant_id FROM accounts
 WHERE tenant_id = ANY (:tenants) ORDER BY tenant_id FOR NO KEY UPDATE SKIP LOCKED
+
+-- Whose requests these are, as far as they are known.
+-- name: whose
+SELECT i.request_id, coalesce(r.tenant_id, u.tenant_id)
+FROM unnest(CAST(:request_ids AS text[])) AS i (request_id)
+LEFT JOIN reservations AS r ON r.request_id = i.request_id
+LEFT JOIN usage AS u ON u.request_id = i.request_id AND u.month = ledger_month(i.request_id)

@@ -216,6 +216,31 @@ async def test_words_are_heard_in_one_order(pg, ledger, another):
     assert await read(pg, "SELECT count(*) FROM witnesses") == [(2,)]
 
 
+async def test_words_about_others_do_not_wait_for_a_locked_account(pg, ledger, tenant, another):
+    free = await a_tenant(pg)
+    kept, open_one = await a_request(ledger, tenant), an_id()
+    await ledger.reserve(a_reserve(open_one, tenant_id=tenant))
+    others = [await a_request(ledger, free) for _ in range(3)]
+    lock = "SELECT FROM accounts WHERE tenant_id = %s FOR NO KEY UPDATE"
+    await another.execute(lock, (tenant,))
+    more = a_usage(10, 0, 30)
+    waiting = asyncio.gather(
+        *(ledger.reconcile(a_witness(n, usage=more)) for n in (kept, open_one))
+    )
+    for again in (1, 2):  # together with them, and while they are waiting
+        words = [a_witness(name, usage=more) for name in (*others, f"unknown_{again}")]
+        async with asyncio.timeout(3):
+            *counted, unknown = await asyncio.gather(*map(ledger.reconcile, words))
+        assert [settled.metered.output_tokens for settled in counted] == [30, 30, 30]
+        assert unknown is None
+    assert not waiting.done()
+    await another.rollback()
+    settled, still_open = await waiting
+    assert settled.metered.output_tokens == 30
+    assert still_open is None
+    await assert_in_order(pg, tenant, free)
+
+
 async def test_anothers_request_is_out_of_reach(pg, ledger, tenant):
     other = await a_tenant(pg)
     held, ended = an_id(), await a_request(ledger, tenant)
