@@ -14,6 +14,7 @@ from collections.abc import Collection
 from datetime import datetime
 
 import msgspec
+import psycopg
 
 from core.money import EndCause
 from store.ledger import BILLING_CAUSES
@@ -39,7 +40,7 @@ class SweepReport(msgspec.Struct, frozen=True, kw_only=True):
 
     lost: int = 0  # settled from witnesses
     not_started: int = 0  # released: nobody heard of any work
-    waiting: int = 0  # their gateways are silent, their journals may still come
+    waiting: int = 0  # gateways are silent; journals may still come, or an account is locked
     gateways: tuple[str, ...] = ()  # the silent ones among those seen
 
 
@@ -134,7 +135,7 @@ class Sweeper:
         return SweepReport(
             lost=causes.count(EndCause.LOST),
             not_started=causes.count(EndCause.NOT_STARTED),
-            waiting=len(abandoned) - len(ripe),
+            waiting=len(abandoned) - len(causes),
             gateways=tuple(sorted({gateway_id for _, gateway_id, _ in abandoned})),
         )
 
@@ -147,6 +148,17 @@ class Sweeper:
 
 
 async def _expire(conn: Connection, request_ids: list[str]) -> list[str]:
+    """The causes. Who has one account locked for long keeps only that one from being swept."""
+    try:
+        async with conn.transaction():
+            await conn.execute(_sql["give_way"])
+            return await _expire_all(conn, request_ids)
+    except psycopg.errors.LockNotAvailable:
+        cursor = await conn.execute(_sql["of_free_accounts"], {"request_ids": request_ids})
+        return await _expire_all(conn, [request_id for (request_id,) in await cursor.fetchall()])
+
+
+async def _expire_all(conn: Connection, request_ids: list[str]) -> list[str]:
     cursor = await conn.execute(
         _sql["expire"], {"request_ids": request_ids, "billing_causes": BILLING_CAUSES}
     )

@@ -45,6 +45,18 @@ LIMIT :limit
 SELECT cause, billed_micro
 FROM ledger_expire(:request_ids, (extract(epoch FROM now()) * 1000)::bigint, :billing_causes)
 
+-- Less than the sweeper may be out of contact.
+-- name: give_way
+SET LOCAL lock_timeout = '500ms'
+
+-- Those whose accounts nobody holds locked at this moment; locked by us from here on.
+-- name: of_free_accounts
+SELECT r.request_id
+FROM reservations AS r JOIN accounts AS a ON a.tenant_id = r.tenant_id
+WHERE r.request_id = ANY (:request_ids)
+ORDER BY a.tenant_id
+FOR NO KEY UPDATE OF a SKIP LOCKED
+
 -- name: forget_refusals
 DELETE FROM refusals
 WHERE request_id IN (SELECT request_id FROM refusals

@@ -15,6 +15,7 @@ from core.metering import Adjust, AdjustmentKind, LedgerRefused
 from core.money import EndCause
 from core.witnesses import heard_from
 from store.accounts import account, caps_of, entries_page, set_cap
+from store.leases import Sweeper, SweeperConfig, SweepReport
 from store.ledger import BILLING_CAUSES, NotReservedError
 from store.ledger_audit import audit
 from store.queries import load
@@ -238,6 +239,23 @@ async def test_words_about_others_do_not_wait_for_a_locked_account(pg, ledger, t
     settled, still_open = await waiting
     assert settled.metered.output_tokens == 30
     assert still_open is None
+    await assert_in_order(pg, tenant, free)
+
+
+async def test_one_locked_account_keeps_nobody_from_being_swept(pg, ledger, tenant, another):
+    free = await a_tenant(pg)
+    kept, let_go = an_id(), an_id()
+    await ledger.reserve(a_reserve(kept, tenant_id=tenant))
+    await ledger.reserve(a_reserve(let_go, tenant_id=free))
+    lock = "SELECT FROM accounts WHERE tenant_id = %s FOR NO KEY UPDATE"
+    await another.execute(lock, (tenant,))
+    sweeper = Sweeper(pg, SweeperConfig(grace_ms=0, lease_ms=50))
+    assert await sweeper.sweep() == SweepReport()
+    await asyncio.sleep(0.1)
+    assert await sweeper.sweep() == SweepReport(not_started=1, waiting=1, gateways=("gw_1",))
+    assert await read(pg, "SELECT request_id FROM reservations") == [(kept,)]
+    await another.rollback()
+    assert await sweeper.sweep() == SweepReport(not_started=1, gateways=("gw_1",))
     await assert_in_order(pg, tenant, free)
 
 
