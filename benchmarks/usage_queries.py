@@ -56,7 +56,7 @@ def months_back(count: int) -> list[int]:
 SUMS_INDEXES = """
 SELECT i.indexrelid::regclass::text, replace(pg_get_indexdef(i.indexrelid), ' ON ONLY ', ' ON ')
 FROM pg_index AS i LEFT JOIN pg_inherits AS h ON h.inhrelid = i.indexrelid
-WHERE i.indrelid IN ('usage_sums'::regclass, 'usage_hourly'::regclass)
+WHERE i.indrelid IN ('usage_sums'::regclass, 'usage_hourly'::regclass, 'usage_daily'::regclass)
   AND NOT i.indisprimary AND h.inhrelid IS NULL
 """
 
@@ -156,6 +156,7 @@ async def plans(bench: Bench) -> dict[str, str]:
         "from_ms": bench.to_ms - 30 * DAY_MS,
         "to_ms": bench.to_ms,
         "bucket": "span",
+        "by_time": False,
         "bounds_ms": [],
         "limit": 1000,
         **{f"by_{name}": name == "model" for name in dimensions},
@@ -179,7 +180,7 @@ async def plans(bench: Bench) -> dict[str, str]:
             "a key": {"key_id": "key_50_1"},
             "a cause": {"cause": "expired"},
         }.items():
-            values = search | shown
+            values = search | shown | {"by_time": not shown}
             found[f"hours_to_search ({name})"] = await plan(
                 conn, "usage", "hours_to_search", values
             )

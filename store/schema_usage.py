@@ -35,7 +35,6 @@ usage_sums = Table(
     Column("month", Integer, primary_key=True, autoincrement=False),
     *(Column(dimension, Text, primary_key=True) for dimension in DIMENSIONS),
     *(Column(column, BigInteger, nullable=False) for column in SUMS),
-    Index(None, "starts_ms"),
     Index(None, "key_id", "starts_ms"),
     postgresql_partition_by="LIST (span_ms)",
 )

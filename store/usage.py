@@ -81,6 +81,11 @@ class UsageFilter(msgspec.Struct, frozen=True, kw_only=True):
     from_ms: int = 0
 
     @property
+    def is_by_time(self) -> bool:
+        """Everybody's, whatever they are."""
+        return not (self.tenant_id or self.key_id or self.model or self.version or self.cause)
+
+    @property
     def is_of_a_tenant(self) -> bool:
         """One tenant's, whatever they are."""
         return self.tenant_id != "" and not (
@@ -152,7 +157,12 @@ async def _planned(conn: Connection) -> AsyncIterator[None]:
 
 
 def _values(shown: UsageFilter, place: Place, limit: int) -> dict[str, Any]:
-    return {**msgspec.structs.asdict(shown), **msgspec.structs.asdict(place), "limit": limit}
+    return {
+        **msgspec.structs.asdict(shown),
+        **msgspec.structs.asdict(place),
+        "by_time": shown.is_by_time,
+        "limit": limit,
+    }
 
 
 def _last(rows: list[UsageRow]) -> Place:

@@ -100,6 +100,7 @@ async def usage_totals(
         "bucket": "span" if query.bucket == _SPANS.get(span_ms) else query.bucket,
         "bounds_ms": month_starts_ms(query.from_ms, query.to_ms) if query.bucket == "month" else [],
         "span_ms": span_ms,
+        "by_time": span_ms == HOUR_MS and not (query.tenant_id or query.key_id),
         "limit": limit,
     }
     last = after or TotalKey(bucket_ms=-1)

@@ -18,6 +18,7 @@ ORDER BY created_ms DESC, request_id DESC LIMIT :limit
 -- keep. The sums have: they tell in which hours of which tenants there is something to find.
 
 -- The hours before the one of :before_ms that hold :limit requests to find, or all there are.
+-- :by_time, where there is no filter, is for the index of time alone.
 -- name: hours_to_search
 SELECT coalesce(array_agg(DISTINCT n.starts_ms) FILTER (WHERE n.newer < :limit), '{}') AS hours,
        count(*) < :limit AS are_all
@@ -26,8 +27,11 @@ FROM (SELECT h.starts_ms,
                  ORDER BY h.starts_ms DESC
                  RANGE BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS newer
       FROM (SELECT t.starts_ms, t.requests FROM usage_sums AS t
-            WHERE t.span_ms = 3600000 AND t.starts_ms >= :from_ms - 3599999
-              AND t.starts_ms < :before_ms - mod(:before_ms, 3600000)
+            WHERE t.span_ms = 3600000
+              AND CASE WHEN :by_time THEN t.starts_ms + 0 ELSE t.starts_ms END
+                  >= :from_ms - 3599999
+              AND CASE WHEN :by_time THEN t.starts_ms + 0 ELSE t.starts_ms END
+                  < :before_ms - mod(:before_ms, 3600000)
               AND (:tenant_id = '' OR t.tenant_id = :tenant_id)
               AND (:key_id = '' OR t.key_id = :key_id)
               AND (:model = '' OR t.model = :model)
@@ -35,7 +39,8 @@ FROM (SELECT h.starts_ms,
               AND (:cause = '' OR t.cause = :cause)
               AND t.requests > 0
               AND t.month NOT IN (SELECT r.month FROM usage_retired AS r)
-            ORDER BY t.starts_ms DESC LIMIT :limit) AS h) AS n
+            ORDER BY CASE WHEN :by_time THEN t.starts_ms + 0 ELSE t.starts_ms END DESC
+            LIMIT :limit) AS h) AS n
 
 -- What is found in these hours, and among open requests from :open_from_ms on. Each hour is
 -- looked up by itself, whatever the planner thinks of how versions and causes lie in time.
@@ -45,7 +50,8 @@ SELECT * FROM (
     FROM unnest(:hours::bigint[]) AS h (starts_ms)
     CROSS JOIN LATERAL (
         SELECT DISTINCT t.tenant_id, t.month FROM usage_sums AS t
-        WHERE t.span_ms = 3600000 AND t.starts_ms = h.starts_ms
+        WHERE t.span_ms = 3600000
+          AND CASE WHEN :by_time THEN t.starts_ms + 0 ELSE t.starts_ms END = h.starts_ms
           AND (:tenant_id = '' OR t.tenant_id = :tenant_id)
           AND (:key_id = '' OR t.key_id = :key_id)
           AND (:model = '' OR t.model = :model)

@@ -40,7 +40,10 @@ FROM (SELECT CASE :bucket::text
              t.delivered_tokens, t.billed_micro, t.adjusted_micro, t.first_token_count,
              t.first_token_us, t.inter_token_count, t.inter_token_us
       FROM usage_sums AS t
-      WHERE t.span_ms = :span_ms AND t.starts_ms >= :from_ms AND t.starts_ms < :to_ms
+      WHERE t.span_ms = :span_ms
+        -- For the index of time alone, which hours have as an expression.
+        AND CASE WHEN :by_time THEN t.starts_ms + 0 ELSE t.starts_ms END >= :from_ms
+        AND CASE WHEN :by_time THEN t.starts_ms + 0 ELSE t.starts_ms END < :to_ms
         AND (:tenant_id = '' OR t.tenant_id = :tenant_id)
         AND (:key_id = '' OR t.key_id = :key_id)
         AND (:model = '' OR t.model = :model)
