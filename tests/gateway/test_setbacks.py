@@ -72,7 +72,8 @@ async def test_what_fits_no_replica_is_refused_before_it_is_sent(
 ) -> None:
     await world.register(world.worker, capacity=a_capacity(kv_blocks=3))
     await until(lambda: world.gateway.routes.replicas(POOL)[0].kv_blocks == 3)
-    await asyncio.sleep(0.3)
+    await asyncio.sleep(1.5)  # the dispatcher hears of it with a half-second renew
+    world.worker.script = [refuses("sent all the same", fits_never=True)]
     response = await post(world, caller, max_tokens=100)
     assert response.status_code == 400, response.text
     assert world.worker.requests == []
