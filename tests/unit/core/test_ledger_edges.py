@@ -5,7 +5,7 @@ from datetime import date
 import pytest
 
 from core.caps import Period, Window
-from core.ledger import Book, Expire, is_release, release
+from core.ledger import Book, EntryKind, Expire, is_release, release
 from core.metering import (
     Adjust,
     Adjusted,
@@ -16,7 +16,16 @@ from core.metering import (
     Settle,
 )
 from core.money import EndCause, Price
-from tests.support.ledger_commands import PRICES, a_reserve, a_settle, a_top_up, an_attempt
+from core.witnesses import Heard
+from tests.support.ledger_commands import (
+    PRICES,
+    a_reserve,
+    a_settle,
+    a_top_up,
+    a_usage,
+    a_witness,
+    an_attempt,
+)
 
 TODAY = date(2026, 3, 31)
 # One micro-unit more than PRICE for a_settle().
@@ -80,6 +89,41 @@ def test_who_is_swept_ended_when_the_sweeper_came(book):
     book.reserve(a_reserve())
     book.expire(Expire(request_id="req_1", ended_ms=9_000))
     assert book.rows["req_1"].ended_ms == 9_000
+
+
+def test_a_settlement_is_heard_whole_and_is_the_last_word_on_the_cause(book):
+    book.reserve(a_reserve())
+    book.expire(Expire(request_id="req_1", ended_ms=9_000))
+    book.settle(a_settle())
+    assert book.heard == {
+        ("req_1", 1, "gateway"): Heard(usage=a_usage(), replica_id="rep_1", at_ms=2_000)
+    }
+    assert book.rows["req_1"].provisional is False
+
+
+def test_a_witness_is_heard_under_its_own_name(book):
+    book.reconcile(a_witness(source="checkpoint", final=False, cause=""))
+    assert list(book.heard) == [("req_1", 1, "checkpoint")]
+
+
+def test_a_late_witness_of_nothing_leaves_a_request_not_started(book):
+    book.reserve(a_reserve())
+    book.expire(Expire(request_id="req_1", ended_ms=9_000))
+    answer = book.reconcile(a_witness(usage=a_usage(0, 0, 0)))
+    assert answer.cause is EndCause.NOT_STARTED
+
+
+def test_a_bill_of_one_is_settled(book):
+    book.reserve(a_reserve())
+    book.settle(a_settle(attempts=(an_attempt(a_usage(1, 0, 0)),)))
+    assert [entry.kind for entry in book.entries] == [EntryKind.RESERVE, EntryKind.SETTLE]
+    assert book.accounts["ten_1"].posted_micro == 1
+
+
+def test_of_what_nobody_spoke_there_was_no_attempt(book):
+    book.reserve(a_reserve())
+    book.settle(release("req_1", "ten_1", 2_000))
+    assert book.rows["req_1"].attempts == 0
 
 
 def test_a_credit_of_nothing_is_refused_to_nobody(book):
