@@ -4,7 +4,6 @@ import asyncio
 import secrets
 import time
 
-import psycopg
 import pytest
 
 from store.usage import usage_of
@@ -61,8 +60,10 @@ async def test_an_old_month_goes_when_it_is_summed_and_a_month_that_may_not_go_s
     tenant = await a_tenant(plane.services.postgres)
     now_ms = time.time_ns() // 1_000_000
     old_ms, kept_ms = now_ms - 150 * DAY_MS, now_ms - 31 * DAY_MS
-    with psycopg.connect(fresh_postgres_url, autocommit=True) as conn:
-        conn.execute("SELECT ledger_make_partitions(to_timestamp(%s)::date, 1)", (old_ms / 1000,))
+    async with plane.services.postgres.transaction() as conn:
+        await conn.execute(
+            "SELECT ledger_make_partitions(to_timestamp(%s)::date, 1)", (old_ms / 1000,)
+        )
     old = await a_request(plane, tenant, old_ms)
     kept = await a_request(plane, tenant, kept_ms)
     await requests_in_totals(plane, 2)
