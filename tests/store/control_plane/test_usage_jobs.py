@@ -50,8 +50,10 @@ async def test_what_ends_is_in_the_totals_soon_after(plane):
         await a_request(plane, tenant, now_ms)
     found = await requests_in_totals(plane, 3)
     assert found["entries_behind"] == 0
-    metrics = (await plane.client.get("/metrics")).text
-    assert "headworks_control_plane_rolled_requests_total 3.0" in metrics
+    counted = "headworks_control_plane_rolled_requests_total 3.0"
+    async with asyncio.timeout(20):  # a moment after the commit
+        while counted not in (await plane.client.get("/metrics")).text:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 async def test_an_old_month_goes_when_it_is_summed_and_a_month_that_may_not_go_stays(
