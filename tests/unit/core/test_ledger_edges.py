@@ -126,6 +126,28 @@ def test_of_what_nobody_spoke_there_was_no_attempt(book):
     assert book.rows["req_1"].attempts == 0
 
 
+def test_an_account_knows_whose_it_is(book):
+    assert book.accounts["ten_1"].tenant_id == "ten_1"
+
+
+def test_no_floor_is_above_the_amount(book):
+    with pytest.raises(AssertionError):
+        book.reserve(a_reserve(amount_micro=10, floor_micro=11))
+
+
+def test_a_credits_entry_has_the_credit_and_what_it_came_to(book):
+    book.adjust(an_adjust(AdjustmentKind.CREDIT, 30))
+    book.adjust(an_adjust(AdjustmentKind.CREDIT, -10, id="adj_2"))
+    assert [(e.credit_delta_micro, e.credit_micro) for e in book.entries] == [(30, 30), (-10, 20)]
+
+
+def test_a_limit_with_just_enough_room_is_in_nobodys_way(book):
+    book.adjust(an_adjust(AdjustmentKind.CREDIT, 100))
+    book.set_terms("ten_1", hard_cap_micro=99, prepaid=True)
+    refused = book.reserve(a_reserve(amount_micro=100))
+    assert (refused.limit, refused.fits_micro) == ("account.total", 99)
+
+
 def test_a_credit_of_nothing_is_refused_to_nobody(book):
     book.reserve(a_reserve())
     book.set_terms("ten_1", hard_cap_micro=None, prepaid=True)
