@@ -177,8 +177,8 @@ ORDER BY a.entries - coalesce(c.seq, 0) DESC, a.tenant_id LIMIT :limit
 
 -- Entries not verified yet, at most :lines of each account and up to a link of its chain: that
 -- each follows from the one before, and each link from the one before and its lines. What was
--- verified is passed over for good, broken or not. A link of more lines than that, such as the
--- first of an account from before there were links, is not followed: only its lines are. `behind`
+-- verified is passed over for good, broken or not. A link of more lines than that
+-- is not followed: only its lines are. `behind`
 -- says that there is more.
 -- name: verify_entries
 WITH place AS (
