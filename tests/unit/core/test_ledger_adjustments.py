@@ -113,7 +113,7 @@ class TestRefund:
         row = book.rows["req_1"]
         assert (row.billed_micro, row.adjusted_micro, row.net_micro) == (50, -50, 0)
 
-    def test_of_an_open_a_strange_or_anothers_request_is_refused(self, book):
+    def test_of_an_open_a_strange_or_a_foreign_request_is_refused(self, book):
         book.reserve(a_reserve("open"))
         book.open_account("ten_2", None)
         for changes in ({"request_id": "open"}, {"request_id": "req_9"}, {"tenant_id": "ten_2"}):
