@@ -259,7 +259,7 @@ async def test_one_locked_account_keeps_nobody_from_being_swept(pg, ledger, tena
     await assert_in_order(pg, tenant, free)
 
 
-async def test_anothers_request_is_out_of_reach(pg, ledger, tenant):
+async def test_a_request_of_another_is_out_of_reach(pg, ledger, tenant):
     other = await a_tenant(pg)
     held, ended = an_id(), await a_request(ledger, tenant)
     await ledger.reserve(a_reserve(held, tenant_id=tenant))
