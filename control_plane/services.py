@@ -19,8 +19,8 @@ APPLICATION = "headworks control plane"
 class Services(msgspec.Struct, frozen=True, kw_only=True):
     """Open connections, and the settings they were opened with.
 
-    `books` is for `check`, sums made anew and months dropped: full scans, with bounds to match and no place in the pool
-    that heartbeats need.
+    `books` is for `check`, sums made anew and months dropped: full scans, with bounds to match
+    and no place in the pool that heartbeats need.
     """
 
     settings: ControlPlaneSettings
