@@ -203,6 +203,13 @@ async def test_a_commit_whose_answer_is_lost_is_away_and_done(pg, proxy, direct)
     await is_well_again(pg, 2)
 
 
+async def nobody_is_left(conn) -> bool:
+    cursor = await conn.execute(
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'proxied'"
+    )
+    return await cursor.fetchone() == (0,)
+
+
 async def test_a_goodbye_whose_end_comes_late_is_not_waited_for_beyond_the_bound(pg, proxy, direct):
     proxy.set(to_client=Passage(close_delay_s=30))
     async with direct.connection() as conn:
@@ -210,7 +217,9 @@ async def test_a_goodbye_whose_end_comes_late_is_not_waited_for_beyond_the_bound
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
             " WHERE application_name = 'proxied'"
         )
-    await asyncio.sleep(0.05)
+        while not await nobody_is_left(conn):
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.2)
     await write(pg, 1)  # the goodbye itself was noticed
 
     async def terminated() -> None:
