@@ -217,7 +217,7 @@ async def test_a_goodbye_whose_end_comes_late_is_not_waited_for_beyond_the_bound
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
             " WHERE application_name = 'proxied'"
         )
-        while not await nobody_is_left(conn):
+        while not await nobody_is_left(conn):  # noqa: ASYNC110 - the server tells of no event
             await asyncio.sleep(0.01)
     await asyncio.sleep(0.2)
     await write(pg, 1)  # the goodbye itself was noticed
