@@ -3,6 +3,7 @@
 Any number of control planes may run them at once.
 """
 
+import asyncio
 import logging
 import time
 
@@ -16,6 +17,8 @@ from store.rollups import ENTRIES_MAX, freshness, roll_up
 DUTY = 0.5
 ENTRIES_MIN = 500  # in one transaction, where more take Postgres too long
 MONTHS_EVERY_MS = 3_600_000
+CATCH_UP_S = 1.0  # for one reader
+PAUSE_S = 0.02
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +71,21 @@ class Sums:
             facts = {"missing": rolled.missing}
             _log.error("ended requests have no usage row", extra={"facts": facts})
         return rolled.entries > 0
+
+
+async def catch_up(services: Services, within_s: float = CATCH_UP_S) -> None:
+    """Bring the sums up to date for a reader, or as near as the time allows.
+
+    Raises StoreAwayError. What others are at is waited for.
+    """
+    until = time.monotonic() + within_s
+    while time.monotonic() < until:
+        if (await roll_up(services.postgres)).entries:
+            continue
+        async with services.postgres.connection() as conn:
+            if not (await freshness(conn)).entries_behind:
+                return
+        await asyncio.sleep(PAUSE_S)
 
 
 async def drop_old_months(services: Services) -> None:

@@ -8,6 +8,7 @@ from litestar.di import NamedDependency
 
 from control_plane.api.paging import ROWS, After, Filter, Limit, Ms
 from control_plane.services import Services
+from control_plane.usage_jobs import catch_up
 from core.errors import Code, refuse
 from store.usage import EVER_MS, Place, UsageFilter, UsageRow, usage_of, usage_page
 
@@ -46,6 +47,8 @@ async def list_usage(
         from_ms=from_ms,
     )
     place = _place(after, to_ms)
+    if not request_id and (not tenant_id or key_id or model or version or cause):
+        await catch_up(services)  # such a page is found by the sums
     async with services.postgres.connection() as conn:
         if request_id:
             row = await usage_of(conn, request_id)

@@ -16,6 +16,7 @@ from litestar.params import JSONBody, QueryParameter
 from control_plane.api.paging import ROWS, Filter, Limit, MsOrNow
 from control_plane.auth import ADMIN
 from control_plane.services import Services
+from control_plane.usage_jobs import catch_up
 from core.errors import Code, refuse
 from store.audit_log import record
 from store.rollups import rebuild
@@ -93,6 +94,7 @@ async def read_usage_totals(
         )
     except ValueError as error:
         raise refuse(Code.UNPROCESSABLE, str(error), param="from_ms") from error
+    await catch_up(services)
     # Not from the pool that heartbeats need: a year of everybody's hours takes its time.
     async with services.books.connection() as conn:
         found = await usage_totals(conn, query, after=_key(after), limit=limit)

@@ -64,6 +64,20 @@ async def test_without_a_filter_the_newest_of_all_are_listed(plane):
     assert len((await plane.admin("GET", "/usage", limit=2)).json()["usage"]) == 2
 
 
+async def test_what_has_just_ended_is_listed_and_summed_at_once(plane):
+    tenant, made = await requests_of_a_tenant(plane, 3)
+    for request_id in made:
+        await plane.services.ledger.settle(a_settle(request_id, tenant_id=tenant))
+    rows = (await plane.admin("GET", "/usage", limit=1000)).json()["usage"]
+    ended = {row["request_id"] for row in rows if row["state"] == "settled"}
+    assert set(made) <= ended
+    period = {"from_ms": 0, "to_ms": 3_600_000}
+    await plane.services.ledger.reserve(a_reserve(f"{tenant}_more", tenant_id=tenant))
+    await plane.services.ledger.settle(a_settle(f"{tenant}_more", tenant_id=tenant))
+    answer = await plane.admin("GET", "/usage/totals", tenant_id=tenant, **period)
+    assert [total["requests"] for total in answer.json()["totals"]] == [4]
+
+
 async def test_what_is_not_there_is_an_empty_list(plane):
     tenant, (request_id,) = await requests_of_a_tenant(plane, 1)
     for query in (
