@@ -80,7 +80,9 @@ async def catch_up(services: Services, within_s: float = CATCH_UP_S) -> None:
     """
     until = time.monotonic() + within_s
     while time.monotonic() < until:
-        if (await roll_up(services.postgres)).entries:
+        rolled = await roll_up(services.postgres)
+        services.metrics.rolled_requests.inc(rolled.requests)
+        if rolled.entries:
             continue
         async with services.postgres.connection() as conn:
             if not (await freshness(conn)).entries_behind:

@@ -5,10 +5,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
+import redis
 
 from core.fleet import ReplicaState
 from core.money import EndCause
+from store.keys import POOL_PARTS, pool_keys
 from tests.support.anthropic_grammar import check_anthropic_stream
 from tests.support.gateway_requests import CHAT, MESSAGES, PATHS, error_of, post, text_of
 from tests.support.gateway_world import POOL, Caller, World, a_capacity, a_world, until
@@ -67,12 +70,19 @@ async def test_what_fits_no_replica_is_refused_by_the_worker(world: World, calle
     await world.dispatcher_is_empty()
 
 
+def dispatchers_blocks(world: World) -> list[int]:
+    """What the dispatcher takes each replica's KV pool to be."""
+    key = dict(zip(POOL_PARTS, pool_keys(POOL), strict=True))["replicas"]
+    with redis.Redis.from_url(world.settings.redis_url) as valkey:
+        return [msgspec.msgpack.decode(packed)["total"] for packed in valkey.hvals(key)]
+
+
 async def test_what_fits_no_replica_is_refused_before_it_is_sent(
     world: World, caller: Caller
 ) -> None:
     await world.register(world.worker, capacity=a_capacity(kv_blocks=3))
     await until(lambda: world.gateway.routes.replicas(POOL)[0].kv_blocks == 3)
-    await asyncio.sleep(1.5)  # the dispatcher hears of it with a half-second renew
+    await until(lambda: dispatchers_blocks(world) == [3])  # it hears with a half-second renew
     world.worker.script = [refuses("sent all the same", fits_never=True)]
     response = await post(world, caller, max_tokens=100)
     assert response.status_code == 400, response.text
