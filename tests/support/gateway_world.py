@@ -241,8 +241,6 @@ async def a_world(
     async with open_postgres(postgres_url) as postgres:
         world = World(postgres, settings, manifest)
         async with postgres.transaction() as conn:
-            # An earlier world's replicas might yet come back, and are waited for.
-            await conn.execute("DELETE FROM replicas")
             await _register_model(conn, manifest)
         for _ in range(workers):
             await world.add_worker()
