@@ -33,7 +33,7 @@ async def busy(bench: Bench, seconds: float) -> tuple[list[Pair], dict[str, floa
     rolled: list[tuple[int, float]] = []
 
     async def ask() -> None:
-        dice = random.Random(3)  # noqa: S311
+        dice = random.Random(3)  # noqa: S311 - the same load each time
         for n in range(10**9):
             if (start := time.monotonic()) > until:
                 return

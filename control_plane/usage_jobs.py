@@ -6,12 +6,13 @@ Any number of control planes may run them at once.
 import asyncio
 import logging
 import time
+from contextlib import suppress
 
 from control_plane.background import Job
 from control_plane.services import Services
 from store.postgres import StoreAwayError
 from store.retention import NotYetError, make_partitions, old_months, retire_month
-from store.rollups import ENTRIES_MAX, freshness, roll_up
+from store.rollups import ENTRIES_MAX, Rolled, freshness, roll_up
 
 # At most half of the time between rounds, so that a backlog leaves Postgres to others.
 DUTY = 0.5
@@ -65,29 +66,34 @@ class Sums:
             self._entries_max = max(ENTRIES_MIN, self._entries_max // 2)
             raise
         self._entries_max = min(ENTRIES_MAX, 2 * self._entries_max)
-        self._services.metrics.rolled_requests.inc(rolled.requests)
-        if rolled.missing:
-            # Nobody drops a month before it is counted, so this is a fault of ours.
-            facts = {"missing": rolled.missing}
-            _log.error("ended requests have no usage row", extra={"facts": facts})
+        _count(self._services, rolled)
         return rolled.entries > 0
 
 
 async def catch_up(services: Services, within_s: float = CATCH_UP_S) -> None:
     """Bring the sums up to date for a reader, or as near as the time allows.
 
-    Raises StoreAwayError. What others are at is waited for.
+    What others are at is waited for. With Postgres too slow for it, the reader has older sums.
     """
     until = time.monotonic() + within_s
-    while time.monotonic() < until:
-        rolled = await roll_up(services.postgres)
-        services.metrics.rolled_requests.inc(rolled.requests)
-        if rolled.entries:
-            continue
-        async with services.postgres.connection() as conn:
-            if not (await freshness(conn)).entries_behind:
-                return
-        await asyncio.sleep(PAUSE_S)
+    with suppress(StoreAwayError):
+        while time.monotonic() < until:
+            rolled = await roll_up(services.postgres, entries_max=ENTRIES_MIN)
+            _count(services, rolled)
+            if rolled.entries:
+                continue
+            async with services.postgres.connection() as conn:
+                if not (await freshness(conn)).entries_behind:
+                    return
+            await asyncio.sleep(PAUSE_S)
+
+
+def _count(services: Services, rolled: Rolled) -> None:
+    services.metrics.rolled_requests.inc(rolled.requests)
+    if rolled.missing:
+        # Nobody drops a month before it is counted, so this is a fault of ours.
+        facts = {"missing": rolled.missing}
+        _log.error("ended requests have no usage row", extra={"facts": facts})
 
 
 async def drop_old_months(services: Services) -> None:

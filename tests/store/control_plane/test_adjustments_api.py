@@ -72,7 +72,7 @@ async def test_each_correction_is_an_entry_with_its_reason_and_author(plane, ten
 
 async def test_the_same_words_again_have_no_effect_and_the_same_answer(plane, tenant):
     request_id = await billed_50(plane, tenant)
-    for path, fields, other in [
+    for kind, fields, other in [
         ("credits", {"amount_micro": 5}, {"amount_micro": 6}),
         ("adjustments", {"amount_micro": 5}, {"reason": "another"}),
         ("refunds", {"amount_micro": 5, "request_id": request_id}, {"amount_micro": 6}),
@@ -82,7 +82,7 @@ async def test_the_same_words_again_have_no_effect_and_the_same_answer(plane, te
             {"price_id": PRICE.id},
         ),
     ]:
-        body, path = a_body(**fields), f"/tenants/{tenant}/{path}"  # noqa: PLW2901 - the whole path
+        body, path = a_body(**fields), f"/tenants/{tenant}/{kind}"
         first = await plane.admin("POST", path, body)
         before = await balances(plane, tenant)
         again = await plane.admin("POST", path, body)

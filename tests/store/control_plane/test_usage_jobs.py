@@ -52,7 +52,7 @@ async def test_what_ends_is_in_the_totals_soon_after(plane):
     assert found["entries_behind"] == 0
     counted = "headworks_control_plane_rolled_requests_total 3.0"
     async with asyncio.timeout(20):  # a moment after the commit
-        while counted not in (await plane.client.get("/metrics")).text:  # noqa: ASYNC110
+        while counted not in (await plane.client.get("/metrics")).text:  # noqa: ASYNC110 - bounded above
             await asyncio.sleep(0.01)
 
 
@@ -74,7 +74,7 @@ async def test_an_old_month_goes_when_it_is_summed_and_a_month_that_may_not_go_s
     )
     async with running(settings), plane.services.postgres.connection() as conn:
         async with asyncio.timeout(20):
-            while await usage_of(conn, old) is not None:  # noqa: ASYNC110
+            while await usage_of(conn, old) is not None:  # noqa: ASYNC110 - bounded above
                 await asyncio.sleep(0.02)
         assert await usage_of(conn, kept) is not None
     await requests_in_totals(plane, 2)
