@@ -252,7 +252,7 @@ class _Stream:
             while True:
                 came_s, data = await self._pending.get()
                 shake = self._dice.uniform(-1.0, 1.0)
-                await self._wait(lambda p: came_s + p.latency_s + shake * p.jitter_s)  # noqa: B023
+                await self._wait(lambda p: came_s + p.latency_s + shake * p.jitter_s)  # noqa: B023 - awaited within the same turn
                 if not data:
                     break
                 await self._pass(data)
@@ -306,7 +306,7 @@ class _Stream:
             piece, data = data[:size], data[size:]
             if rate is not None:
                 sent_s = self._clock_s() + len(piece) / rate
-                await self._wait(lambda _: sent_s)  # noqa: B023
+                await self._wait(lambda _: sent_s)  # noqa: B023 - awaited within the same turn
             if self.passage.swallowed:
                 self.lost_bytes += len(piece)
                 continue

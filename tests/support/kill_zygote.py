@@ -116,8 +116,8 @@ def _redirect(log: str) -> None:
 
 def _main() -> None:
     import control_plane.__main__  # noqa: PLC0415 - the holder need not import them
-    import gateway.__main__  # noqa: PLC0415
-    import tests.support.kill_worker  # noqa: PLC0415
+    import gateway.__main__  # noqa: PLC0415 - as above
+    import tests.support.kill_worker  # noqa: PLC0415 - as above
 
     _die_with_parent()
     _serve(
