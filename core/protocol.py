@@ -5,7 +5,7 @@
 attempt is one `Nack`; one that ended before its first step is one `Failed` or `Finished`. A
 stream that ends without one of those three was cut, and is never a success.
 
-    Nack | Failed | Finished | Started Tokens* (Finished | Failed)
+    Nack | Failed | Finished | Started Prompted* Tokens* (Finished | Failed)
 
 `POST /abort/{request_id}:{attempt}` asks for an early `Finished(cause="aborted")`. Frames
 keep coming until then: closing the socket is not a way to cancel.
@@ -24,6 +24,17 @@ FinishReason = Literal["stop", "length"]
 FinishCause = Literal["complete", "aborted", "expired"]
 
 
+class Grammar(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an answer's text must be.
+
+    `text` is a JSON schema, a regular expression, a JSON array of strings to choose from, or a
+    Lark grammar; it is empty for `json_object`.
+    """
+
+    kind: Literal["json_schema", "json_object", "regex", "choice", "lark"]
+    text: str = ""
+
+
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the next token is chosen.
 
@@ -33,12 +44,23 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     seed: int  # 0 <= seed < 2**63; the gateway sets one when the client does not
     max_tokens: int  # > 0, output tokens for each choice
+    min_tokens: int = 0  # output tokens before which nothing but max_tokens ends a choice
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0
     top_k: int = 0  # 0 is off
+    min_p: float = 0.0  # of the likeliest token's probability; 0 is off
+    repetition_penalty: float = 1.0  # over prompt and output; 1 is off
+    frequency_penalty: float = 0.0  # over the output, for each time
+    presence_penalty: float = 0.0  # over the output, once
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_ids: tuple[int, ...] = ()  # () allows all
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that must not appear
     stop: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None  # None: none; n: the chosen token and the n likeliest
+    prompt_logprobs: int | None = None  # the same for each token of the prompt but the first
+    grammar: Grammar | None = None
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,6 +75,13 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     released_chars: int = 0
 
 
+class CacheMark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The prompt's first `tokens` are asked to be kept so long after their last use."""
+
+    tokens: int
+    ttl: Literal["5m", "1h"] = "5m"
+
+
 class Generate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of `POST /generate`."""
 
@@ -63,6 +92,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     choices: tuple[Choice, ...]
     sampling: Sampling
     tenant_salt: bytes  # prefix blocks are shared only under equal salt
+    cache_marks: tuple[CacheMark, ...] = ()
     service_class: ServiceClass = "standard"
     deadline_ms: int = 0  # Unix milliseconds; 0 is none
     placement: int = 0  # the dispatcher's number for this placement on this replica
@@ -130,6 +160,13 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
     cached_tokens: int
 
 
+class Prompted(msgspec.Struct, frozen=True, kw_only=True, tag="prompted"):
+    """Logprobs of the prompt's tokens from position `start` (> 0) on, in order, once each."""
+
+    start: int
+    logprobs: tuple[TokenLogprob, ...]
+
+
 class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
     """Progress of one choice: ids when generated, text when released.
 
@@ -180,7 +217,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     usage: Usage = Usage()
 
 
-Frame = Nack | Started | Tokens | Load | Finished | Failed
+Frame = Nack | Started | Prompted | Tokens | Load | Finished | Failed
 
 _frame_encoder = msgspec.msgpack.Encoder()
 _frame_decoder = msgspec.msgpack.Decoder(Frame)

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from core.errors import Refusal
-from core.protocol import ServiceClass, Usage
+from core.protocol import Grammar, ServiceClass, Usage
 
 SEED_MODULUS = 2**63  # `Sampling.seed` holds 0 <= seed < SEED_MODULUS
 
@@ -51,6 +51,17 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None  # None: none; n: the chosen token and the n likeliest
     n: int = 1
     ignore_eos: bool = False
+    min_tokens: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
+    prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
     stream: bool = False
     include_usage: bool = False  # a usage chunk at the end of an OpenAI stream
     service_class: ServiceClass = "standard"

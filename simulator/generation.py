@@ -18,6 +18,7 @@ from core.protocol import (
     Generate,
     Load,
     Nack,
+    Prompted,
     Started,
     Tokens,
     Usage,
@@ -202,6 +203,8 @@ class Generation:
                 return self._take_tokens(attempt, frame)
             case Load():
                 self._link.observe(attempt.placed.replica, frame)
+            case Prompted():
+                pass
             case Started():
                 attempt.usage = _usage_of(frame)
             case Nack():
@@ -251,7 +254,7 @@ class Generation:
                         self._end(attempt, frame.usage)
                     case Nack():
                         self._end(attempt, Usage())
-                    case Load():
+                    case Load() | Prompted():
                         pass
 
     def _end(self, attempt: _Attempt, usage: Usage) -> None:

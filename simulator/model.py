@@ -10,7 +10,7 @@ no steps and no neighbours: what every answer is compared with.
 from collections.abc import Callable, Iterable, Sequence
 
 from core.protocol import Sampling
-from worker.step import Draw, Row, Sampled, StepPlan, StepResult
+from worker.step import Draw, Opening, Row, Sampled, StepPlan, StepResult
 
 EOS = 0
 LETTERS = "abcdefghijklmnopqrstuvwxyz "
@@ -41,6 +41,7 @@ class SimulatedRunner:
         self._block_tokens = block_tokens
         self._salt_of = salt_of
         self._kv = [[0] * block_tokens for _ in range(num_blocks)]
+        self._slots: dict[int, Opening] = {}
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Write KV, then draw."""
@@ -65,7 +66,11 @@ class SimulatedRunner:
     def _draw(self, row: Row, draw: Draw) -> Sampled:
         end = row.start + len(row.token_ids)
         values = [value for block in row.blocks for value in self._kv[block]][:end]
-        return Sampled(token_id=_next_token(values, draw))
+        if draw.opening is not None:
+            self._slots[draw.slot] = draw.opening
+        opening = self._slots[draw.slot]
+        token_id = _next_token(values, opening.sampling, opening.choice, draw.index)
+        return Sampled(token_id=token_id)
 
 
 def sequential(
@@ -80,7 +85,7 @@ def sequential(
     output: list[int] = []
     most = min(sampling.max_tokens, context_tokens - len(prompt))
     while len(output) < most:
-        token = _next_token(kv, _draw_at(sampling, choice, len(output)))
+        token = _next_token(kv, sampling, choice, len(output))
         output.append(token)
         if token == EOS or any(stop in _text(output) for stop in sampling.stop):
             break
@@ -103,18 +108,6 @@ def _text(ids: Iterable[int]) -> str:
     return "".join(_TEXTS[token] for token in ids)
 
 
-def _draw_at(sampling: Sampling, choice: int, index: int) -> Draw:
-    return Draw(
-        seed=sampling.seed,
-        choice=choice,
-        index=index,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        logprobs=sampling.logprobs,
-    )
-
-
 def _root(salt: bytes) -> int:
     return int.from_bytes(salt[:8], "big")
 
@@ -123,11 +116,11 @@ def _chain(before: int, token: int) -> int:
     return ((before ^ token) * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03) & _MASK
 
 
-def _next_token(kv: Sequence[int], draw: Draw) -> int:
+def _next_token(kv: Sequence[int], sampling: Sampling, choice: int, index: int) -> int:
     """Greedy draws ignore (seed, choice, index)."""
     mixed = 0
-    if draw.temperature:
-        for number in (draw.seed, draw.choice, draw.index):
+    if sampling.temperature:
+        for number in (sampling.seed, choice, index):
             mixed = _chain(mixed, number)
     for value in kv:
         mixed = ((mixed ^ value) * 0x9E3779B97F4A7C15) & _MASK

@@ -11,15 +11,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from core.protocol import Sampling
 from kernels.cpu_attention import Span, packing_order
 from kernels.cpu_linear import can_pack
 from worker.models.llama import Llama
-from worker.sampler import sample
-from worker.step import Draw, Row, StepPlan, StepResult
+from worker.sampler import Sampler
+from worker.step import Draw, Opening, Row, StepPlan, StepResult
 from worker.weights import LlamaConfig, load_weights
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_WARM_DRAW = Draw(seed=0, choice=0, index=0, temperature=1.0, top_p=0.9, top_k=0, logprobs=None)
+_WARM_DRAW = Draw(
+    slot=0,
+    index=0,
+    opening=Opening(
+        choice=0,
+        sampling=Sampling(seed=0, max_tokens=1, top_p=0.9),
+        prompt_ids=(),
+        output_ids=(),
+    ),
+)
 
 
 class ModelRunner:
@@ -32,6 +42,7 @@ class ModelRunner:
         self.kv_blocks = kv_blocks
         self.block_tokens = block_tokens
         self._model = model
+        self._sampler = Sampler()
         shape = (config.num_layers, kv_blocks, 2, config.num_kv_heads, block_tokens)
         # Zeroed, so that the pool's memory is taken now and not in the middle of an answer, and
         # because padding needs numbers: a share of zero of what is not finite is not zero.
@@ -55,7 +66,7 @@ class ModelRunner:
             self._cache,
             torch.tensor([end for end, _ in drawing], dtype=torch.int64),
         )
-        return StepResult(sampled=sample(logits, [draw for _, draw in drawing]))
+        return StepResult(sampled=self._sampler.sample(logits, [draw for _, draw in drawing]))
 
     def warm_up(self, *, tokens: int) -> None:
         """Run a prefill of `tokens` and a decode after it, over blocks that nobody uses yet.

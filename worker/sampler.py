@@ -11,13 +11,14 @@ the whole row at the last. The token is the same whichever is enough.
 
 from collections.abc import Sequence
 
+import msgspec
 import torch
 from torch import Tensor
 
 from core.protocol import TokenLogprob
 from kernels.philox import uniform
 from kernels.reference import sampling_order
-from worker.step import Draw, Sampled
+from worker.step import Draw, Opening, Sampled
 
 # Tokens sorted at first, and then. Of SmolLM2's 49,152 logits the likeliest 256 take 0.1 ms
 # to find and sorting all takes 19 ms.
@@ -26,7 +27,47 @@ CANDIDATES = (256, 8192)
 TEMPERATURE_MIN = 1e-30
 
 
-def sample(logits: Tensor, draws: Sequence[Draw]) -> tuple[Sampled, ...]:
+class Sampler:
+    """Draws for the slots it was told of."""
+
+    def __init__(self) -> None:
+        self._slots: dict[int, Opening] = {}
+
+    def sample(self, logits: Tensor, draws: Sequence[Draw]) -> tuple[Sampled, ...]:
+        """One token for each row of `logits` (S, V) float32, chosen as the row's draw says."""
+        for draw in draws:
+            if draw.opening is not None:
+                self._slots[draw.slot] = draw.opening
+        return sample(logits, [AskedDraw.of(self._slots[draw.slot], draw.index) for draw in draws])
+
+
+class AskedDraw(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A draw and all that it depends on."""
+
+    seed: int
+    choice: int
+    index: int
+    temperature: float
+    top_p: float
+    top_k: int
+    logprobs: int | None
+
+    @classmethod
+    def of(cls, opening: Opening, index: int) -> "AskedDraw":
+        """The draw at `index` of an answer."""
+        sampling = opening.sampling
+        return cls(
+            seed=sampling.seed,
+            choice=opening.choice,
+            index=index,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            logprobs=sampling.logprobs,
+        )
+
+
+def sample(logits: Tensor, draws: Sequence[AskedDraw]) -> tuple[Sampled, ...]:
     """One token for each row of `logits` (S, V) float32, chosen as the row's draw says."""
     tokens = torch.argmax(logits, dim=-1)  # the lowest id among equals
     random = [row for row, draw in enumerate(draws) if draw.temperature > 0]
@@ -40,7 +81,7 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> tuple[Sampled, ...]:
 
 
 def draw_tokens(
-    logits: Tensor, draws: Sequence[Draw], candidates: Sequence[int] = CANDIDATES
+    logits: Tensor, draws: Sequence[AskedDraw], candidates: Sequence[int] = CANDIDATES
 ) -> Tensor:
     """Token ids (S,) for rows of temperature over 0. Does not change `logits`."""
     asked = _Asked(draws)
@@ -62,7 +103,7 @@ def draw_tokens(
 class _Asked:
     """The draws of a batch, as columns."""
 
-    def __init__(self, draws: Sequence[Draw]) -> None:
+    def __init__(self, draws: Sequence[AskedDraw]) -> None:
         temperature = torch.tensor([draw.temperature for draw in draws])
         self.temperature = temperature.clamp(min=TEMPERATURE_MIN)
         self._top_k = torch.tensor([draw.top_k for draw in draws])
@@ -114,7 +155,9 @@ def _at(cumulative: Tensor, index: Tensor) -> Tensor:
     return cumulative.gather(1, index[:, None])[:, 0]
 
 
-def _logprobs(logits: Tensor, draws: Sequence[Draw], tokens: Tensor) -> dict[int, TokenLogprob]:
+def _logprobs(
+    logits: Tensor, draws: Sequence[AskedDraw], tokens: Tensor
+) -> dict[int, TokenLogprob]:
     """For the rows that asked. Raw: neither temperature nor filters have a part in it."""
     asked = {row: draw.logprobs for row, draw in enumerate(draws) if draw.logprobs is not None}
     if not asked:

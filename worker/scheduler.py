@@ -50,6 +50,7 @@ class Scheduler:
         self.num_preemptions = 0
         self._requests: dict[str, list[Sequence]] = {}
         self._numbered: dict[int, Sequence] = {}
+        self._slots = list(range(config.max_sequences - 1, -1, -1))  # free ones, lowest last
 
     @property
     def has_work(self) -> bool:
@@ -149,6 +150,9 @@ class Scheduler:
                 held = self.pool.blocks_for(sequence.num_computed) <= len(sequence.blocks)
                 if sequence.state is not state or not held:
                     found.append(f"sequence {sequence.number}: {sequence.state}, out of place")
+        slots = sorted([*self._slots, *(sequence.slot for sequence in self.running)])
+        if slots != list(range(self.config.max_sequences)):
+            found.append(f"slots free or in use: {slots}")
         return found
 
     def _prefills(self, step: _Step) -> None:
@@ -218,8 +222,7 @@ class Scheduler:
             step.closed |= sequence.overdue or self._is_full
             return
         self.waiting.remove(sequence)
-        self.running.append(sequence)
-        sequence.state = State.RUNNING
+        self._run(sequence)
         step.growth = None
         self.pool.hold(hits)
         sequence.blocks = hits
@@ -228,6 +231,20 @@ class Scheduler:
             sequence.cached_tokens = min(sequence.num_computed, sequence.num_prompt)
         room = self._room(sequence)
         self._give(step, sequence, min(most, step.budget, sequence.remaining, room))
+
+    def _run(self, sequence: Sequence) -> None:
+        self.running.append(sequence)
+        sequence.state = State.RUNNING
+        sequence.slot = self._slots.pop()
+        sequence.slot_opened = False
+
+    def _stop(self, sequence: Sequence) -> None:
+        """It runs no more: its blocks and its slot are free."""
+        self.running.remove(sequence)
+        self.pool.release(sequence.blocks)
+        sequence.blocks = []
+        self._slots.append(sequence.slot)
+        sequence.slot = -1
 
     @property
     def _is_full(self) -> bool:
@@ -266,11 +283,9 @@ class Scheduler:
         step.undo(sequence)
         step.closed = True  # what was freed is for those that run
         step.growth = None
-        self.pool.release(sequence.blocks)
-        sequence.blocks = []
+        self._stop(sequence)
         sequence.num_computed = 0
         sequence.state = State.WAITING
-        self.running.remove(sequence)
         self.waiting.append(sequence)
         self.forecast.preempted()
         self.num_preemptions += 1
@@ -293,17 +308,14 @@ class Scheduler:
             fork.num_computed = min(fork.num_prompt, fork.num_tokens - 1)
             fork.blocks = sequence.blocks[: self.pool.blocks_for(fork.num_computed)]
             self.pool.hold(fork.blocks)
-            fork.state = State.RUNNING
-            self.running.append(fork)
+            self._run(fork)
         sequence.forks = []
 
     def _remove(self, sequence: Sequence) -> None:
         if sequence.state is State.RUNNING:
-            self.pool.release(sequence.blocks)
-            self.running.remove(sequence)
+            self._stop(sequence)
         elif sequence.state is State.WAITING:
             self.waiting.remove(sequence)
-        sequence.blocks = []
         sequence.state = State.ENDED
         del self._numbered[sequence.number]
 

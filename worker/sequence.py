@@ -12,7 +12,7 @@ import enum
 from typing import Final
 
 from core.protocol import Sampling, ServiceClass
-from worker.step import Draw
+from worker.step import Draw, Opening
 
 RANKS: Final[dict[ServiceClass, int]] = {"interactive": 0, "standard": 1, "batch": 2}
 
@@ -36,7 +36,7 @@ class Sequence:
     __slots__ = (
         "blocks", "cached_tokens", "choice", "deadline_ms", "final_tokens", "forks", "num_computed",
         "num_prompt", "num_resumed", "number", "overdue", "rank", "request", "root", "sampling",
-        "state", "steps_waited", "tokens",
+        "slot", "slot_opened", "state", "steps_waited", "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -71,6 +71,8 @@ class Sequence:
         self.forks: list[Sequence] = []
         self.steps_waited = 0
         self.overdue = False
+        self.slot = -1  # among the running ones
+        self.slot_opened = False  # a draw has told whose the slot is
 
     @property
     def num_tokens(self) -> int:
@@ -103,14 +105,15 @@ class Sequence:
         return self.final_tokens - 1
 
     def draw(self) -> Draw:
-        """How to choose the token after the last one."""
-        sampling = self.sampling
-        return Draw(
-            seed=sampling.seed,
+        """How to choose the token after the last one. The first draw opens its slot."""
+        opening = None if self.slot_opened else self._opening()
+        self.slot_opened = True
+        return Draw(slot=self.slot, index=self.num_output, opening=opening)
+
+    def _opening(self) -> Opening:
+        return Opening(
             choice=self.choice,
-            index=self.num_output,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            logprobs=sampling.logprobs,
+            sampling=self.sampling,
+            prompt_ids=tuple(self.tokens[: self.num_prompt]),
+            output_ids=tuple(self.tokens[self.num_prompt :]),
         )

@@ -14,23 +14,29 @@ from typing import Protocol
 
 import msgspec
 
-from core.protocol import TokenLogprob
+from core.protocol import Sampling, TokenLogprob
+
+
+class Opening(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """All that a slot's draws depend on, told once: with the first draw of its new owner."""
+
+    choice: int  # index of the answer within its request
+    sampling: Sampling
+    prompt_ids: tuple[int, ...]
+    output_ids: tuple[int, ...]  # those so far: resumed ones, and new ones before a preemption
 
 
 class Draw(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """How to choose the token that follows a row's last one.
+    """Choose the token that follows a row's last one, as the slot's opening says.
 
-    The random draw is a function of (seed, choice, index) alone: never of the row's place in
-    the batch, of the step, or of what ran before.
+    A slot is a running sequence's place among `max_sequences`, where a runner keeps what it
+    needs to draw without asking again. The random draw is a function of (seed, choice, index)
+    alone: never of the slot, of the row's place in the batch, or of what ran before.
     """
 
-    seed: int  # 0 <= seed < 2**63
-    choice: int  # index of the answer within its request
+    slot: int
     index: int  # position in that answer's output, resumed tokens included
-    temperature: float  # 0 is greedy
-    top_p: float  # 1 is off
-    top_k: int  # 0 is off
-    logprobs: int | None  # None: none; n: the chosen token and the n likeliest
+    opening: Opening | None = None  # the slot is this sequence's from now on
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -47,18 +53,23 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     start: int
     blocks: tuple[int, ...]
     draw: Draw | None  # None: the row ends inside its prefill, no logits are needed
+    # Of the prompt's tokens that follow each of the row's, where their logprobs are asked for.
+    targets: tuple[int, ...] = ()
+    target_logprobs: int = 0  # and so many of the likeliest beside each
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A step: first the copies, then the rows, all of them together.
+    """A step: first the moves of blocks, then the rows, all of them together.
 
-    A copy duplicates one block's KV in every layer. All sources are read before any
-    destination is written; no destination appears twice. Two rows never write one block,
-    and no row writes a block that another row reads.
+    A move duplicates one block's KV in every layer: within the pool, out to host memory, or in
+    from there. All sources are read before any destination is written; no destination appears
+    twice. Two rows never write one block, and no row writes a block that another row reads.
     """
 
     rows: tuple[Row, ...]  # at least one; decodes before prefills
     copies: tuple[tuple[int, int], ...] = ()  # (source block, destination block)
+    moves_out: tuple[tuple[int, int], ...] = ()  # (block, host block)
+    moves_in: tuple[tuple[int, int], ...] = ()  # (host block, block)
 
     @property
     def num_tokens(self) -> int:
@@ -67,16 +78,23 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Sampled(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The token a row's draw chose. `logprob` is set when the draw asked for logprobs."""
+    """The token a row's draw chose. `logprob` is set when the slot's opening asks for it.
+
+    With a `fault` there is no token (-1): this row's logits were no numbers, or its own
+    constraints left nothing to choose from. No other row is touched by that.
+    """
 
     token_id: int
     logprob: TokenLogprob | None = None
+    ends: bool = False  # the grammar is at its end: nothing may follow
+    fault: str = ""
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One entry for each row that has a draw, in the plan's row order."""
 
     sampled: tuple[Sampled, ...]
+    targets: tuple[tuple[TokenLogprob, ...], ...] = ()  # for each row that has targets
 
 
 class Runner(Protocol):

@@ -24,6 +24,7 @@ from core.protocol import (
     Generate,
     Load,
     Nack,
+    Prompted,
     Sampling,
     Started,
     Timings,
@@ -306,6 +307,8 @@ class Generation:
                 self._parts.dispatch.observe(self.job.model.pool, placed.replica, frame)
             case Started():
                 self._take_started(attempt, frame)
+            case Prompted():
+                pass
             case Nack():
                 return self._refused(attempt, frame)
             case Finished():
@@ -385,7 +388,7 @@ class Generation:
                 self._end(attempt, frame.usage)
             case Nack():
                 attempt.ended = True
-            case Load():
+            case Load() | Prompted():
                 pass
 
     def _end(self, attempt: _Attempt, usage: Usage) -> None:

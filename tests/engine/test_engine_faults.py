@@ -1,7 +1,6 @@
 """What a failing part costs: the attempts it touched, never the engine."""
 
 import threading
-from functools import partial
 
 import pytest
 
@@ -14,7 +13,7 @@ from tests.support.engine_listener import (
     submitted,
     wait_until,
 )
-from tests.support.engine_requests import FakeText, a_request, draw_at
+from tests.support.engine_requests import FakeText, a_request
 from tests.support.fake_runner import expected
 from worker.step import Sampled, StepResult
 
@@ -115,8 +114,7 @@ class BrokenText(FakeText):
 
 
 def outputs_of(request, choice=0):
-    draw = partial(draw_at, request.sampling, choice)
-    return expected(request.prompt_ids, draw, request.sampling.max_tokens)
+    return expected(request.prompt_ids, request.sampling, choice, request.sampling.max_tokens)
 
 
 def test_a_token_without_text_ends_its_own_attempt_alone():

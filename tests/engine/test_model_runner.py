@@ -8,16 +8,17 @@ import msgspec
 import pytest
 import torch
 
+from core.protocol import Sampling
 from tests.support.one_thread import one_thread
 from tests.support.tiny_llama import TinyLlama, write_gguf, write_hf
 from tests.support.transformers_llama import logits_along, transformers_llama
 from worker.runner import ModelRunner, compute_dtype, kv_blocks_for_memory, load_runner
-from worker.step import Draw, Row, Sampled, StepPlan
+from worker.step import Draw, Opening, Row, Sampled, StepPlan
 from worker.weights import load_weights
 
 TINY = TinyLlama(hidden=48, heads=6, kv_heads=2, head_dim=8, vocab=300, context=400, tied=True)
 BLOCK = 4
-GREEDY = Draw(seed=1, choice=0, index=0, temperature=0.0, top_p=1.0, top_k=0, logprobs=None)
+GREEDY = Sampling(seed=1, max_tokens=100, temperature=0.0)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -36,32 +37,48 @@ def runner(checkpoint: Path) -> ModelRunner:
     return load_runner(checkpoint, block_tokens=BLOCK, kv_blocks=300, dtype="float32")
 
 
+_slots = itertools.count()
+
+
+def a_draw(slot: int, index: int, sampling: Sampling | None) -> Draw:
+    opening = None
+    if sampling is not None:
+        opening = Opening(choice=0, sampling=sampling, prompt_ids=(), output_ids=())
+    return Draw(slot=slot, index=index, opening=opening)
+
+
 class Hand:
     """A sequence driven by hand over blocks of its own."""
 
-    def __init__(self, prompt: Sequence[int], blocks: Iterator[int], draw: Draw = GREEDY) -> None:
+    def __init__(
+        self, prompt: Sequence[int], blocks: Iterator[int], sampling: Sampling = GREEDY
+    ) -> None:
         self.tokens = list(prompt)
         self.output: list[Sampled] = []
         self._prompt_length = len(prompt)
         self._computed = 0
         self._blocks = blocks
         self._own: list[int] = []
-        self._draw = draw
+        self._sampling = sampling
+        self._slot = next(_slots)
 
     def row(self, most: int = 1000) -> Row:
         end = min(len(self.tokens), self._computed + most)
         while len(self._own) * BLOCK < end:
             self._own.append(next(self._blocks))
-        draw = msgspec.structs.replace(self._draw, index=len(self.tokens) - self._prompt_length)
         row = Row(
             sequence=id(self),
             token_ids=tuple(self.tokens[self._computed : end]),
             start=self._computed,
             blocks=tuple(self._own),
-            draw=draw if end == len(self.tokens) else None,
+            draw=self._draw() if end == len(self.tokens) else None,
         )
         self._computed = end
         return row
+
+    def _draw(self) -> Draw:
+        index = len(self.tokens) - self._prompt_length
+        return a_draw(self._slot, index, self._sampling if index == 0 else None)
 
     def take(self, sampled: Sampled) -> None:
         self.output.append(sampled)
@@ -81,8 +98,10 @@ def step(runner: ModelRunner, hands: Sequence[Hand], most: int = 1000) -> None:
     assert next(answers, None) is None
 
 
-def alone(runner: ModelRunner, prompt: Sequence[int], number: int, draw: Draw = GREEDY) -> Hand:
-    hand = Hand(prompt, iter(range(300)), draw)
+def alone(
+    runner: ModelRunner, prompt: Sequence[int], number: int, sampling: Sampling = GREEDY
+) -> Hand:
+    hand = Hand(prompt, iter(range(300)), sampling)
     while len(hand.output) < number:
         step(runner, [hand])
     return hand
@@ -153,7 +172,9 @@ def test_copies_read_all_sources_first_and_carry_every_layer(runner: ModelRunner
     first, second = Hand(prompt[:-1], iter([10, 11])), Hand(PROMPTS[2][:6], iter([20, 21]))
     step(runner, [first, second])
     # Block 20 is overwritten by a copy in the same step in which it is copied away.
-    moved = Row(sequence=9, token_ids=(prompt[-1],), start=6, blocks=(20, 30), draw=GREEDY)
+    moved = Row(
+        sequence=9, token_ids=(prompt[-1],), start=6, blocks=(20, 30), draw=a_draw(0, 0, GREEDY)
+    )
     copies = ((10, 20), (11, 30), (20, 31))
     [sampled] = runner.execute(StepPlan(rows=(moved,), copies=copies)).sampled
     assert sampled.token_id == expected[0]
@@ -167,7 +188,9 @@ def test_a_plan_that_fails_leaves_the_runner_usable(runner: ModelRunner) -> None
     expected = alone(runner, PROMPTS[2], 4).ids
     hand = Hand(PROMPTS[2], iter(range(50, 60)))
     step(runner, [hand])
-    bad = Row(sequence=8, token_ids=(TINY.vocab,), start=0, blocks=(100,), draw=GREEDY)
+    bad = Row(
+        sequence=8, token_ids=(TINY.vocab,), start=0, blocks=(100,), draw=a_draw(0, 0, GREEDY)
+    )
     with pytest.raises(IndexError):
         runner.execute(StepPlan(rows=(bad,)))
     for _ in range(3):

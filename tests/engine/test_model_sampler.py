@@ -9,16 +9,15 @@ from hypothesis import strategies as st
 
 from kernels import reference
 from kernels.philox import uniform
-from worker.sampler import draw_tokens, sample
-from worker.step import Draw
+from worker.sampler import AskedDraw, draw_tokens, sample
 
 
-def a_draw(**changes) -> Draw:
+def a_draw(**changes) -> AskedDraw:
     defaults = {"seed": 7, "choice": 0, "index": 0, "temperature": 1.0}
-    return Draw(**(defaults | {"top_p": 1.0, "top_k": 0, "logprobs": None} | changes))
+    return AskedDraw(**(defaults | {"top_p": 1.0, "top_k": 0, "logprobs": None} | changes))
 
 
-def expected_tokens(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
+def expected_tokens(logits: torch.Tensor, draws: Sequence[AskedDraw]) -> list[int]:
     probabilities = reference.filtered_probabilities(
         logits,
         torch.tensor([draw.temperature for draw in draws]),
@@ -49,7 +48,7 @@ A_DRAW = st.builds(
     candidates=st.sampled_from([(1,), (4,), (4, 16), (200,)]),
 )
 def test_draws_are_those_of_the_specification_however_few_are_sorted(
-    draws: list[Draw], seed: int, steps: int, candidates: tuple[int, ...]
+    draws: list[AskedDraw], seed: int, steps: int, candidates: tuple[int, ...]
 ) -> None:
     torch.manual_seed(seed)
     logits = (torch.randn(len(draws), 60) * 2 * steps).round() / steps

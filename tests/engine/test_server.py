@@ -25,7 +25,7 @@ from core.protocol import (
     Tokens,
     encode_generate,
 )
-from tests.support.engine_requests import VERSION, FakeText, a_request, draw_at
+from tests.support.engine_requests import VERSION, FakeText, a_request
 from tests.support.fake_runner import FakeRunner, expected
 from worker.engine import Engine, EngineConfig
 from worker.journal import Journal
@@ -131,8 +131,7 @@ async def test_frames_come_in_order_and_the_journal_has_the_same_totals(tmp_path
         assert started.prompt_tokens == 19
         assert all(isinstance(frame, Tokens) for frame in tokens)
         ids = [i for frame in tokens for i in frame.ids]
-        sampling = request.sampling
-        assert ids == expected(request.prompt_ids, lambda i: draw_at(sampling, 0, i), 12)
+        assert ids == expected(request.prompt_ids, request.sampling, 0, 12)
         assert "".join(frame.text for frame in tokens) == FakeText().decode(ids)
         assert isinstance(finished, Finished)
         entry = worker.last_words()[request.request_id, 1]
@@ -152,8 +151,7 @@ async def test_several_at_once_do_not_disturb_each_other(tmp_path):
         answers = await asyncio.gather(*map(worker.generate, requests))
         for request, frames in zip(requests, answers, strict=True):
             ids = [i for frame in frames if isinstance(frame, Tokens) for i in frame.ids]
-            sampling = request.sampling
-            assert ids == expected(request.prompt_ids, lambda i, s=sampling: draw_at(s, 0, i), 9)
+            assert ids == expected(request.prompt_ids, request.sampling, 0, 9)
         await worker.idle()
 
 

@@ -4,10 +4,9 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 
 from core.protocol import Failed, Finished, Started, Tokens
-from tests.support.engine_requests import EOS, VERSION, FakeText, draw_at
+from tests.support.engine_requests import EOS, VERSION, FakeText
 from tests.support.fake_runner import FakeRunner, expected
 from worker.engine import Engine, EngineConfig
 
@@ -130,9 +129,9 @@ def submitted(engine, request):
 def assert_right(listener, request, choice=0):
     """Ids are the model's, cut where the model ends its text; text is their decode."""
     ids = listener.ids(choice)
-    draw = partial(draw_at, request.sampling, choice)
-    model = expected(request.prompt_ids, draw, request.sampling.max_tokens)
-    if EOS in model and not request.sampling.ignore_eos:
+    sampling = request.sampling
+    model = expected(request.prompt_ids, sampling, choice, sampling.max_tokens)
+    if EOS in model and not sampling.ignore_eos:
         model = model[: model.index(EOS) + 1]
     assert ids == model[: len(ids)]
     last = listener.tokens(choice)[-1]

@@ -7,7 +7,6 @@ from core.protocol import Choice, Generate, Sampling, ServiceClass
 from tests.support.fake_runner import VOCAB_SIZE
 from worker.blocks import chain_root
 from worker.sequence import Sequence
-from worker.step import Draw
 
 EOS = 0
 VERSION = "v1"
@@ -90,16 +89,4 @@ def a_request(
         tenant_salt=salt,
         service_class=service_class,
         deadline_ms=deadline_ms,
-    )
-
-
-def draw_at(sampling: Sampling, choice: int, index: int) -> Draw:
-    return Draw(
-        seed=sampling.seed,
-        choice=choice,
-        index=index,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        logprobs=sampling.logprobs,
     )

@@ -8,8 +8,8 @@ wrongly changes the output. `expected` is the same model without blocks, steps o
 import random
 from collections.abc import Callable, Iterable, Sequence
 
-from core.protocol import TokenLogprob
-from worker.step import Draw, Row, Sampled, StepPlan, StepResult
+from core.protocol import Sampling, TokenLogprob
+from worker.step import Draw, Opening, Row, Sampled, StepPlan, StepResult
 
 VOCAB_SIZE = 300
 _MASK = (1 << 64) - 1
@@ -19,23 +19,23 @@ def _chain(before: int, token: int) -> int:
     return ((before ^ token) * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03) & _MASK
 
 
-def _next_token(kv: Sequence[int], draw: Draw) -> int:
+def _next_token(kv: Sequence[int], sampling: Sampling, choice: int, index: int) -> int:
     """Greedy draws ignore (seed, choice, index)."""
-    dice = 0 if draw.temperature == 0 else hash((draw.seed, draw.choice, draw.index))
+    dice = 0 if sampling.temperature == 0 else hash((sampling.seed, choice, index))
     mixed = dice & _MASK
     for value in kv:
         mixed = _chain(mixed, value)
     return random.Random(mixed).randrange(VOCAB_SIZE)
 
 
-def expected(prompt: Sequence[int], draw: Callable[[int], Draw], number: int) -> list[int]:
-    """The first `number` output tokens; `draw` gives the draw at each index."""
+def expected(prompt: Sequence[int], sampling: Sampling, choice: int, number: int) -> list[int]:
+    """The first `number` output tokens."""
     kv: list[int] = []
     for token in prompt:
         kv.append(_chain(kv[-1] if kv else 0, token))
     output = []
     for index in range(number):
-        output.append(_next_token(kv, draw(index)))
+        output.append(_next_token(kv, sampling, choice, index))
         kv.append(_chain(kv[-1], output[-1]))
     return output
 
@@ -60,6 +60,7 @@ class FakeRunner:
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
         self.kv: dict[tuple[int, int], int] = {}
+        self.slots: dict[int, Opening] = {}
         self.num_fed = 0
         self.before = before
 
@@ -89,8 +90,13 @@ class FakeRunner:
 
     def _draw(self, row: Row, draw: Draw) -> Sampled:
         end = row.start + len(row.token_ids)
-        token = _next_token([self.kv[self._slot(row, at)] for at in range(end)], draw)
-        logprob = None if draw.logprobs is None else logprob_of(token, draw.logprobs)
+        if draw.opening is not None:
+            self.slots[draw.slot] = draw.opening
+        opening = self.slots[draw.slot]
+        kv = [self.kv[self._slot(row, at)] for at in range(end)]
+        token = _next_token(kv, opening.sampling, opening.choice, draw.index)
+        wanted = opening.sampling.logprobs
+        logprob = None if wanted is None else logprob_of(token, wanted)
         return Sampled(token_id=token, logprob=logprob)
 
     def _slot(self, row: Row, position: int) -> tuple[int, int]:

@@ -21,7 +21,7 @@ from text.rules import TextRules
 from worker.engine import Engine, EngineConfig
 from worker.process import Worker
 from worker.settings import WorkerSettings, checked
-from worker.step import Draw, Sampled, StepPlan, StepResult
+from worker.step import Draw, Opening, Sampled, StepPlan, StepResult
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 DECODE_S = 0.008  # one step of whatever runs
@@ -49,6 +49,7 @@ class LetterRunner:
     def __init__(self, rules: TextRules) -> None:
         self._ids = [rules.plain_ids(one)[-1] for one in LETTERS]
         self._eos = min(rules.eos_ids)
+        self._slots: dict[int, Opening] = {}
 
     def execute(self, plan: StepPlan) -> StepResult:
         prefills = any(len(row.token_ids) > 1 for row in plan.rows)
@@ -56,10 +57,14 @@ class LetterRunner:
         return StepResult(sampled=tuple(self._draw(row.draw) for row in plan.rows if row.draw))
 
     def _draw(self, draw: Draw) -> Sampled:
+        if draw.opening is not None:
+            self._slots[draw.slot] = draw.opening
+        opening = self._slots[draw.slot]
+        seed, choice, logprobs = opening.sampling.seed, opening.choice, opening.sampling.logprobs
         token_id = self._eos
-        if draw.index < length(draw.seed, draw.choice):
-            token_id = self._ids[LETTERS.index(letter(draw.seed, draw.choice, draw.index))]
-        logprob = None if draw.logprobs is None else logprob_of(token_id, draw.logprobs)
+        if draw.index < length(seed, choice):
+            token_id = self._ids[LETTERS.index(letter(seed, choice, draw.index))]
+        logprob = None if logprobs is None else logprob_of(token_id, logprobs)
         return Sampled(token_id=token_id, logprob=logprob)
 
 

@@ -4,13 +4,11 @@
 is. Outputs are compared with the same model run alone and without blocks.
 """
 
-from functools import partial
-
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from tests.support.engine_requests import a_sequence, draw_at
+from tests.support.engine_requests import a_sequence
 from tests.support.fake_runner import FakeRunner, expected
 from worker.admission import SchedulerConfig, prefill_tokens, refuse
 from worker.blocks import BlockPool
@@ -70,9 +68,9 @@ class Driver:
 
 
 def assert_right_output(sequence):
-    draw = partial(draw_at, sequence.sampling, sequence.choice)
     prompt = sequence.tokens[: sequence.num_prompt]
-    assert sequence.tokens[sequence.num_prompt :] == expected(prompt, draw, sequence.num_output)
+    answer = expected(prompt, sequence.sampling, sequence.choice, sequence.num_output)
+    assert sequence.tokens[sequence.num_prompt :] == answer
 
 
 def assert_right_outputs(driver, number):
@@ -114,8 +112,9 @@ def test_only_the_row_that_ends_its_prefill_has_a_draw():
     assert first.rows[0].draw is None
     driver.scheduler.complete(first, StepResult(sampled=()))
     draw = driver.scheduler.schedule().rows[0].draw
-    assert (draw.seed, draw.choice, draw.index) == (3, 6, 0)
-    assert (draw.temperature, draw.top_k, draw.logprobs) == (0.5, 9, 2)
+    sampling = draw.opening.sampling
+    assert (sampling.seed, draw.opening.choice, draw.index) == (3, 6, 0)
+    assert (sampling.temperature, sampling.top_k, sampling.logprobs) == (0.5, 9, 2)
 
 
 def test_one_long_prompt_leaves_half_the_step_to_others():
@@ -633,8 +632,8 @@ class Steps(RuleBasedStateMachine):
         outputs = []
         for choice in range(choices):
             whole = a_sequence(prompt, choice=choice, **kwargs)
-            draw = partial(draw_at, whole.sampling, choice)
-            outputs.append(expected(prompt, draw, resumed if choice % 2 == 0 else 0))
+            known = resumed if choice % 2 == 0 else 0
+            outputs.append(expected(prompt, whole.sampling, choice, known))
         sequences = [
             a_sequence(prompt, outputs=outputs[i], request=f"r{self.number}", choice=i, **kwargs)
             for i in range(choices)
