@@ -19,8 +19,8 @@ from gateway.metrics import Metrics
 from gateway.prefixes import PrefixMemory
 from gateway.prompts import PromptLimits, Prompts
 from gateway.relay.endings import Endings
-from gateway.relay.generation import GenerationLimits, Parts
 from gateway.relay.hold import HoldLimits
+from gateway.relay.job import GenerationLimits, Parts
 from gateway.relay.relay import Relay
 from gateway.relay.shared import RelayLimits, Shared
 from gateway.routes import Routes

@@ -21,8 +21,9 @@ from core.tickets import Admit, Arm, CacheVersions, Headroom, Stale
 from gateway.auth import Identity
 from gateway.conversation import Broke, Conversation, Done
 from gateway.relay.channel import Channel
-from gateway.relay.generation import FAULT, Generation, Job, Outcome
+from gateway.relay.generation import Generation
 from gateway.relay.hold import Hold, ledger_refusal
+from gateway.relay.job import FAULT, Job, Outcome
 from gateway.relay.shared import Shared
 from gateway.relay.ticket import Ticket
 from gateway.routing import Size, block_tokens, charged, kv_blocks, route, size

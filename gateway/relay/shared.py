@@ -9,8 +9,8 @@ from gateway.metrics import Metrics
 from gateway.prefixes import PrefixMemory
 from gateway.prompts import Prompts
 from gateway.relay.endings import Endings
-from gateway.relay.generation import Parts
 from gateway.relay.hold import HoldLimits
+from gateway.relay.job import Parts
 from gateway.routes import Routes
 
 

@@ -1,0 +1,67 @@
+"""What a generation is asked for, what it works with, and what it ends with."""
+
+import msgspec
+
+from core.errors import Code, Refusal
+from core.money import EndCause, Price
+from core.protocol import Sampling
+from core.registry import ServedModel
+from core.tickets import Arm
+from gateway.metrics import Metrics
+from gateway.routes import Routes
+from gateway.worker_client import WorkerClient
+from store.dispatch import Dispatch
+from text.rules import TextRules
+
+FAULT = Refusal(code=Code.INTERNAL, message="The model failed to answer. Please retry.")
+DIED = Refusal(code=Code.UNAVAILABLE, message="The model's replica was lost. Please retry.")
+BUSY = Refusal(code=Code.OVERLOADED, message="This model is overloaded. Please retry.")
+OVERDUE = Refusal(code=Code.TIMEOUT, message="The answer was not finished by its deadline.")
+
+
+class GenerationLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """How much goes wrong before a request is given up, and how long an abort may take."""
+
+    deaths_max: int = 3
+    nacks_max: int = 64
+    unsent_s: float = 15.0  # of trying replicas that cannot be reached
+    pause_min_s: float = 0.05  # before such a try is repeated, doubling
+    pause_max_s: float = 1.0
+    abort_s: float = 1.0
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How a request ended. An answer that is not whole is told with the refusal, if any."""
+
+    cause: EndCause
+    refusal: Refusal | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether the client has been told all there is."""
+        return self.cause in {EndCause.COMPLETE, EndCause.LENGTH, EndCause.FILTERED}
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be generated. `arm` asks for its first place."""
+
+    request_id: str
+    model: ServedModel
+    price: Price
+    prompt_ids: tuple[int, ...]
+    sampling: Sampling
+    choices: int
+    wants_chances: bool
+    rules: TextRules
+    salt: bytes
+    arm: Arm
+
+
+class Parts(msgspec.Struct, frozen=True, kw_only=True):
+    """What every generation of this gateway works with."""
+
+    dispatch: Dispatch
+    workers: WorkerClient
+    routes: Routes
+    metrics: Metrics
+    limits: GenerationLimits
