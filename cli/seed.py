@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 
 from artifacts.errors import ArtifactError
-from cli.models import DTYPE, pull_with_progress
+from cli.models import pull_with_progress
 from cli.output import Output
 from cli.place import complain
 from local.seed import REGION, Admin, SeedError, seed
@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     file = arguments.admin_token_file
     token = file.read_text().strip() if file else environ.get("HEADWORKS_ADMIN_TOKEN", "")
     try:
-        manifest = pull_with_progress(arguments.model, arguments.models, Output(), dtype=DTYPE)
+        manifest = pull_with_progress(arguments.model, arguments.models, Output())
         with Admin(arguments.control_plane, token) as admin:
             deployment = seed(admin, manifest, arguments.demo_key, region=arguments.region)
     except (ArtifactError, SeedError, httpx.HTTPError, OSError) as error:

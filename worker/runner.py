@@ -13,7 +13,7 @@ from torch import Tensor
 
 from core.protocol import Sampling
 from kernels.cpu_attention import Span, packing_order
-from kernels.cpu_linear import can_pack
+from kernels.cpu_linear import has_bfloat16
 from worker.models.llama import Llama
 from worker.sampler import Sampler
 from worker.step import Draw, Opening, Row, StepPlan, StepResult
@@ -113,7 +113,7 @@ def load_runner(
 def compute_dtype(name: str) -> torch.dtype:
     """What `name` means on this machine. Raises ValueError for a name that is none."""
     if name == "auto":
-        name = "bfloat16" if can_pack(torch.bfloat16) else "float32"
+        name = "bfloat16" if has_bfloat16() else "float32"
     if name not in _DTYPES:
         raise ValueError(f"dtype {name!r} is not one of auto, {', '.join(_DTYPES)}")
     return _DTYPES[name]
