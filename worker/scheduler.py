@@ -14,6 +14,7 @@ Pure: no clock, no KV, no text. Invariant: only running sequences hold KV blocks
 
 from collections import abc
 
+from core.protocol import TokenLogprob
 from worker.admission import Forecast, SchedulerConfig, prefill_tokens
 from worker.blocks import BlockPool
 from worker.sequence import Sequence, State
@@ -98,8 +99,8 @@ class Scheduler:
     def complete(self, plan: StepPlan, result: StepResult) -> list[tuple[Sequence, Sampled]]:
         """Take over what the step computed: KV is valid, tokens are appended, choices fork.
 
-        Returns the sequences that got a token, in row order. Sequences that ended since
-        `schedule` are passed over.
+        Returns the sequences that got a token, or the fault in its place, in row order; the
+        caller ends those with a fault. Sequences that ended since `schedule` are passed over.
         """
         sampled = iter(result.sampled)
         drawn: list[tuple[Sequence, Sampled]] = []
@@ -111,9 +112,22 @@ class Scheduler:
             self._computed(sequence, len(row.token_ids))
             self._fork(sequence)
             if token is not None:
-                sequence.tokens.append(token.token_id)
+                if not token.fault:
+                    sequence.tokens.append(token.token_id)
                 drawn.append((sequence, token))
         return drawn
+
+    def prompted(
+        self, plan: StepPlan, result: StepResult
+    ) -> list[tuple[Sequence, int, tuple[TokenLogprob, ...]]]:
+        """What the step tells of prompts: whose, from which position on, and each token once."""
+        answers = iter(result.targets)
+        told = [(row, next(answers)) for row in plan.rows if row.targets]
+        return [
+            (sequence, *sequence.tell(row.start + 1, logprobs))
+            for row, logprobs in told
+            if (sequence := self._numbered.get(row.sequence))
+        ]
 
     def finish(self, sequence: Sequence) -> None:
         """It has all its tokens: give its blocks back."""
@@ -215,7 +229,7 @@ class Scheduler:
         step.budget -= number
 
     def _admit(self, step: _Step, sequence: Sequence, most: int) -> None:
-        hits = self.pool.match(sequence.root, sequence.tokens, sequence.num_tokens - 1)
+        hits = self.pool.match(sequence.root, sequence.tokens, sequence.hits_max)
         if not self._fits(step, sequence, hits) and not self._displace(step, sequence, hits):
             # Everyone behind a missing slot misses it too. Blocks are another matter: a
             # small one may pass a large one, until the large one has waited long enough.
@@ -340,4 +354,6 @@ def _row(sequence: Sequence, number: int) -> Row:
         start=start,
         blocks=tuple(sequence.blocks),
         draw=sequence.draw() if end == sequence.num_tokens else None,
+        targets=sequence.targets(start, end),
+        target_logprobs=sequence.sampling.prompt_logprobs or 0,
     )

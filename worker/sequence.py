@@ -11,7 +11,7 @@ because the next token can only be drawn from a position computed in a step.
 import enum
 from typing import Final
 
-from core.protocol import Sampling, ServiceClass
+from core.protocol import Sampling, ServiceClass, TokenLogprob
 from worker.step import Draw, Opening
 
 RANKS: Final[dict[ServiceClass, int]] = {"interactive": 0, "standard": 1, "batch": 2}
@@ -36,7 +36,7 @@ class Sequence:
     __slots__ = (
         "blocks", "cached_tokens", "choice", "deadline_ms", "final_tokens", "forks", "num_computed",
         "num_prompt", "num_resumed", "number", "overdue", "rank", "request", "root", "sampling",
-        "slot", "slot_opened", "state", "steps_waited", "tokens",
+        "slot", "slot_opened", "state", "steps_waited", "tokens", "untold",
     )  # fmt: skip
 
     def __init__(
@@ -52,6 +52,7 @@ class Sequence:
         service_class: ServiceClass,
         deadline_ms: int,
         context_tokens: int,
+        tells_prompt: bool = False,
     ) -> None:
         self.number = number
         self.request = request
@@ -73,6 +74,8 @@ class Sequence:
         self.overdue = False
         self.slot = -1  # among the running ones
         self.slot_opened = False  # a draw has told whose the slot is
+        # The first position of the prompt whose logprob is still to be told; None: none is.
+        self.untold = 1 if tells_prompt and self.num_prompt > 1 else None
 
     @property
     def num_tokens(self) -> int:
@@ -103,6 +106,27 @@ class Sequence:
     def positions_max(self) -> int:
         """Most positions of KV it can ever need: its last token is never fed."""
         return self.final_tokens - 1
+
+    @property
+    def hits_max(self) -> int:
+        """Most tokens whose KV it may take from others: the rest are to have logits."""
+        return (len(self.tokens) if self.untold is None else self.untold) - 1
+
+    def targets(self, start: int, end: int) -> tuple[int, ...]:
+        """The prompt's tokens after each of `start` to `end`, where they are still to be told."""
+        if self.untold is None:
+            return ()
+        return tuple(self.tokens[start + 1 : min(end + 1, self.num_prompt)])
+
+    def tell(
+        self, start: int, logprobs: tuple[TokenLogprob, ...]
+    ) -> tuple[int, tuple[TokenLogprob, ...]]:
+        """Take the prompt's logprobs from `start` on; returns those not told before, and where."""
+        assert self.untold is not None
+        first, end = max(start, self.untold), start + len(logprobs)
+        if end > self.untold:
+            self.untold = end if end < self.num_prompt else None
+        return first, logprobs[first - start :]
 
     def draw(self) -> Draw:
         """How to choose the token after the last one. The first draw opens its slot."""

@@ -88,6 +88,7 @@ class Sampled(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     logprob: TokenLogprob | None = None
     ends: bool = False  # the grammar is at its end: nothing may follow
     fault: str = ""
+    unanswerable: bool = False  # the fault is in what was asked: no replica would do better
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):

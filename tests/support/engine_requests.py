@@ -50,6 +50,7 @@ def a_sequence(
     service_class: ServiceClass = "standard",
     deadline_ms: int = 0,
     context_tokens: int = 1 << 20,
+    tells_prompt: bool = False,
     **sampling,
 ) -> Sequence:
     number = next(_numbers)
@@ -64,6 +65,7 @@ def a_sequence(
         service_class=service_class,
         deadline_ms=deadline_ms,
         context_tokens=context_tokens,
+        tells_prompt=tells_prompt,
     )
 
 

@@ -71,7 +71,9 @@ class FakeRunner:
         self._copy(plan.copies)
         for row in plan.rows:
             self._write(row)
-        return StepResult(sampled=tuple(self._draw(row, row.draw) for row in plan.rows if row.draw))
+        sampled = tuple(self._draw(row, row.draw) for row in plan.rows if row.draw)
+        targets = tuple(self._targets(row) for row in plan.rows if row.targets)
+        return StepResult(sampled=sampled, targets=targets)
 
     def _copy(self, copies: Iterable[tuple[int, int]]) -> None:
         before = dict(self.kv)
@@ -98,6 +100,10 @@ class FakeRunner:
         wanted = opening.sampling.logprobs
         logprob = None if wanted is None else logprob_of(token, wanted)
         return Sampled(token_id=token, logprob=logprob)
+
+    def _targets(self, row: Row) -> tuple[TokenLogprob, ...]:
+        assert len(row.targets) <= len(row.token_ids)
+        return tuple(logprob_of(token, row.target_logprobs) for token in row.targets)
 
     def _slot(self, row: Row, position: int) -> tuple[int, int]:
         block = row.blocks[position // self.block_tokens]
