@@ -39,14 +39,27 @@ class ModelRunner:
         config = model.config
         self.config = config
         self.dtype = model.dtype
-        self.kv_blocks = kv_blocks
         self.block_tokens = block_tokens
         self._model = model
         self._sampler = Sampler()
-        shape = (config.num_layers, kv_blocks, 2, config.num_kv_heads, block_tokens)
+        self.resize(kv_blocks)
+
+    @property
+    def block_bytes(self) -> int:
+        """Of one block's keys and values, all layers together."""
+        config = self.config
+        values = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+        return values * self.block_tokens * self.dtype.itemsize
+
+    def resize(self, kv_blocks: int) -> None:
+        """Give the pool back and take one of so many blocks, or none. What it held is gone."""
+        config = self.config
+        self.kv_blocks = kv_blocks
+        self._cache = torch.empty(0)  # not both at once
         # Zeroed, so that the pool's memory is taken now and not in the middle of an answer, and
         # because padding needs numbers: a share of zero of what is not finite is not zero.
-        self._cache = torch.zeros(*shape, config.head_dim, dtype=model.dtype)
+        shape = (config.num_layers, kv_blocks, 2, config.num_kv_heads, self.block_tokens)
+        self._cache = torch.zeros(*shape, config.head_dim, dtype=self.dtype)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
