@@ -46,20 +46,6 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     soft_passed: bool = False  # stays, though a refund may follow
 
 
-class Limit(msgspec.Struct, frozen=True, kw_only=True):
-    """A bound on posted + reserved, whatever keeps it."""
-
-    name: str
-    cap_micro: int
-    posted_micro: int
-    reserved_micro: int
-
-    @property
-    def room_micro(self) -> int:
-        """What more may be held; below 0 when the cap was lowered under what is."""
-        return self.cap_micro - self.posted_micro - self.reserved_micro
-
-
 def window_start(period: Period, day: date) -> date:
     """The first day of the window that `day` falls in."""
     if period is Period.DAY:

@@ -1,7 +1,9 @@
 """What must hold of the ledger's books after every word, and once all is at rest."""
 
-from core.ledger import Account, Book, Row
+from core.accounts import Account
+from core.ledger import Book
 from core.money import EndCause, billable, billed_micro
+from core.requests import Row
 
 
 class BankRules:

@@ -2,8 +2,9 @@
 
 import msgspec
 
-from core.ledger import Book, Row
+from core.ledger import Book
 from core.money import EndCause, worst_case_micro
+from core.requests import Row
 from simulator.bank import PRICE
 from simulator.exchange import OVERDUE_GRACE_MS
 from simulator.generation import ABORT_MS

@@ -3,7 +3,7 @@
 Invariant: a run is a function of its `WorldConfig`.
 """
 
-from core.ledger import EntryKind
+from core.accounts import EntryKind
 from simulator.cast import Cast
 from simulator.clock import START_MS, Clock
 from simulator.config import CONTEXT_TOKENS, Seeded, WorldConfig

@@ -8,8 +8,8 @@ from datetime import date
 
 import msgspec
 
+from core.accounts import Account
 from core.caps import Period
-from core.ledger import Account
 from store.postgres import Connection
 from store.queries import load
 from store.rows import struct_row

@@ -12,7 +12,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from core.ledger import floor_micro, release
+from core.grants import floor_micro
+from core.ledger import release
 from core.metering import (
     Adjust,
     Adjusted,

@@ -12,9 +12,9 @@ from control_plane.api.paging import ROWS, Limit
 from control_plane.api.tenants import required, required_for_change
 from control_plane.auth import ADMIN
 from control_plane.services import Services
-from core import caps
+from core import grants
+from core.accounts import Account, account_limits
 from core.errors import Code, refuse
-from core.ledger import Account, account_limits
 from store import accounts, tenants
 from store.accounts import FROM_NEWEST, CapState, EntryRow
 from store.audit_log import record
@@ -101,7 +101,7 @@ async def list_entries(
 def room_micro(account: Account, states: list[CapState]) -> int | None:
     """What may still be held under every hard limit on the whole account."""
     limits = account_limits(account) + [
-        caps.Limit(
+        grants.Limit(
             name=state.period,
             cap_micro=state.hard_micro,
             posted_micro=state.posted_micro,

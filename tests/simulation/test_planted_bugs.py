@@ -3,8 +3,9 @@
 import msgspec
 import pytest
 
+from core.accounts import EntryKind
 from core.dispatch import Pool
-from core.ledger import Book, EntryKind
+from core.ledger import Book
 from core.metering import LedgerRefused
 from simulator.config import WorldConfig
 from simulator.faults import Fault
@@ -43,7 +44,7 @@ class SettlesTwice(Book):
         answer = super().settle(word)
         if not isinstance(answer, LedgerRefused) and answer.billed_micro:
             row = self.rows[word.request_id]
-            self._post(row.asked, EntryKind.SETTLE, posted=answer.billed_micro)
+            self._post(row, EntryKind.SETTLE, posted_micro=answer.billed_micro)
         return answer
 
 
@@ -53,17 +54,25 @@ class KeepsReservations(Book):
     def expire(self, word):
         row = self.rows[word.request_id]
         answer = super().expire(word)
-        self._post(row.asked, EntryKind.RESERVE, reserved=row.reserved_micro)
+        self._post(row, EntryKind.RESERVE, reserved=row.reserved_micro)
         return answer
 
 
 class LastWordWins(Book):
     """A witness's totals replace what is known, instead of adding to it."""
 
-    def _hear(self, request_id, attempt, source, heard):
+    def settle(self, word):
+        for said in word.attempts:
+            self._forget(word.request_id, said.attempt)
+        return super().settle(word)
+
+    def reconcile(self, witness):
+        self._forget(witness.request_id, witness.attempt)
+        return super().reconcile(witness)
+
+    def _forget(self, request_id, attempt):
         for key in [key for key in self.heard if key[:2] == (request_id, attempt)]:
             del self.heard[key]
-        self.heard[request_id, attempt, source] = heard
 
 
 class ForgetsTheCap(Book):

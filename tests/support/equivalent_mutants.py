@@ -9,12 +9,8 @@ Change: TypeAlias = tuple[str, str, str]
 
 _GRANT_OF_LESS = "what frees room, or needs none, is granted whole by any limit"
 _ADJUSTMENT = "return granted_micro(account_limits(account), amount, amount) if {} else amount"
-_REPRICE = "return granted_micro(self._limits(row), delta, delta) if {} else delta"
+_REPRICE = "return granted_micro(limits, delta, delta) if {} else delta"
 _NOT_READ = "limits do not depend on what the request itself holds"
-_ALWAYS_GIVEN = "a default that no caller leaves in place"
-_WINDOWS = (
-    "def _count_in_windows(self, row: Row, *, reserved: int = {}, posted_micro: int = {}) -> None:"
-)
 
 EQUIVALENT: dict[Change, str] = {
     (
@@ -57,11 +53,4 @@ EQUIVALENT: dict[Change, str] = {
         "limits = self._limits(Row(asked=asked, day=self.today, reserved_micro=0))",
         "limits = self._limits(Row(asked=asked, day=self.today, reserved_micro=1))",
     ): _NOT_READ,
-    (
-        "_count_in_windows",
-        _WINDOWS.format(0, 0),
-        _WINDOWS.format(0, 1),
-    ): _ALWAYS_GIVEN,
-    ("_write", "posted_micro: int = 0,", "posted_micro: int = 1,"): _ALWAYS_GIVEN,
-    ("_write", 'reason: str = "",', 'reason: str = "XXXX",'): _ALWAYS_GIVEN,
 }

@@ -12,8 +12,8 @@ from datetime import date
 from itertools import pairwise
 from typing import Any
 
+from core.accounts import EntryKind
 from core.caps import Cap, Period, counts, window_start
-from core.ledger import EntryKind
 from core.metering import LedgerRefused, Reserve
 from core.money import EndCause, billable, billed_micro
 from core.protocol import Usage

@@ -7,11 +7,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 COMPUTES = [
+    "core/accounts.py",
     "core/caps.py",
+    "core/corrections.py",
+    "core/grants.py",
     "core/ledger.py",
     "core/metering.py",
     "core/money.py",
     "core/pricing.py",
+    "core/requests.py",
+    "core/spending.py",
     "core/witnesses.py",
     "store/accounts.py",
     "store/ledger.py",

@@ -17,8 +17,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from core.accounts import Account, Entry
 from core.caps import Window
-from core.ledger import Account, Book, Entry, Expire
+from core.ledger import Book, Expire
 from core.metering import Adjust, LedgerRefused, Reserve, Reserved, Settle, TopUp, Witness
 from core.money import Price, charge_micro
 from core.protocol import Usage

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from core.ledger import Book, EntryKind, Expire, release
+from core.accounts import EntryKind
+from core.ledger import Book, Expire, release
 from core.metering import LedgerRefused, Reserved, Settle, Settled
 from core.money import EndCause
 from core.protocol import Usage

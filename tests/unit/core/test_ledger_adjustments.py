@@ -3,8 +3,9 @@
 import pytest
 from msgspec.structs import replace
 
+from core.accounts import Entry, EntryKind
 from core.caps import Period
-from core.ledger import TAKEN_BACK, Book, Entry, EntryKind
+from core.ledger import TAKEN_BACK, Book
 from core.metering import Adjust, Adjusted, AdjustmentKind, LedgerRefused
 from core.money import EndCause
 from tests.support.ledger_commands import ODD_PRICE, PRICES, a_reserve, a_settle, a_usage, a_witness

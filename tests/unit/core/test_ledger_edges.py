@@ -4,8 +4,9 @@ from datetime import date
 
 import pytest
 
+from core.accounts import EntryKind
 from core.caps import Period, Window
-from core.ledger import Book, EntryKind, Expire, is_release, release
+from core.ledger import Book, Expire, is_release, release
 from core.metering import (
     Adjust,
     Adjusted,

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec.structs import replace
 
-from core.ledger import Book, EntryKind, Expire
+from core.accounts import EntryKind
+from core.ledger import Book, Expire
 from core.metering import LedgerRefused, Reserve, Reserved, Settle, TopUp, Witness
 from core.money import EndCause, billed_micro, charge_micro
 from core.protocol import Usage
