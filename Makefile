@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 RUN_STAMP := $(VENV)/.run-installed
 DEV_STAMP := $(VENV)/.dev-installed
 
-.PHONY: help up down status test soak mutants bench-ledger bench-usage lint format migrate lock clean
+.PHONY: help up down status test soak mutants bench-engine bench-ledger bench-usage lint format migrate lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -37,6 +37,9 @@ endif
 
 mutants: $(DEV_STAMP) ## change the rules of money one by one: which changes does no test notice?
 	@$(BIN)/python -m tests.support.mutants $(ARGS)
+
+bench-engine: $(DEV_STAMP) ## output tokens/s, TTFT and ITL of our worker beside transformers
+	@$(BIN)/python -m benchmarks.engine $(ARGS)
 
 bench-ledger: $(DEV_STAMP) ## reserve+settle pairs/s beside one statement each, on a Postgres of its own
 	@$(BIN)/python -m benchmarks.ledger $(ARGS)
