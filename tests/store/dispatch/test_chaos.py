@@ -52,5 +52,7 @@ async def test_every_request_ends_and_every_account_returns_to_zero(own_valkey, 
         await until_idle(url)
         for gateway in gateways:
             assert gateway._flights == {}
-            assert all(not pool.flights and not pool.acks for pool in gateway._pools.values())
+            assert all(
+                not pool.flights and not pool.acks for pool in gateway._telling.pools.values()
+            )
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []

@@ -237,7 +237,7 @@ async def test_a_ticket_that_the_dispatcher_lost_does_not_wait_for_ever(valkey_u
             client.hdel(f"{{p:{POOL}}}:tickets", "t2")
             client.delete(f"{{p:{POOL}}}:fifo", f"{{p:{POOL}}}:standard", f"{{p:{POOL}}}:owned")
             client.delete(f"{{p:{POOL}}}:state")
-        for task in gateway._tasks:
+        for task in gateway._telling._loops:
             task.cancel()
         async with asyncio.timeout(2):
             assert await waiting == Dropped(reason="expired")

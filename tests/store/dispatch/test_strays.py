@@ -24,7 +24,7 @@ async def test_a_stray_is_cancelled_once_however_often_it_is_listed(
     async with dispatchers(valkey_url, 1, rules, (replica,)) as (gateway,):
         cancelled: list[str] = []
         most = 0
-        cancel = gateway._remote.cancel_pool
+        cancel = gateway._decider.remote.cancel_pool
 
         async def counted(pool: str, name: str, ticket: str) -> PoolReply:
             nonlocal most
@@ -35,16 +35,18 @@ async def test_a_stray_is_cancelled_once_however_often_it_is_listed(
             return reply
 
         done: list[str] = []
-        monkeypatch.setattr(gateway._remote, "cancel_pool", counted)
+        monkeypatch.setattr(gateway._decider.remote, "cancel_pool", counted)
         await asyncio.gather(*(arm_unheard(gateway, f"t{i}") for i in range(STRAYS)))
         gateway.set_replicas(POOL, (msgspec.structs.replace(replica, ready=True),))
         await until(lambda: len(done) >= STRAYS)
         await until_idle(valkey_url)
         assert sorted(cancelled) == sorted({f"t{i}" for i in range(STRAYS)})
         assert most <= strays_max
-        assert not gateway._strays
+        assert not gateway._telling._strays
 
 
 async def arm_unheard(gateway: Dispatch, ticket: str) -> None:
     """Granted to the gateway, which never asked: as after a call that it gave up on."""
-    await gateway._remote.arm(msgspec.structs.replace(an_arm(ticket), pool=POOL, gateway="gw1"))
+    await gateway._decider.remote.arm(
+        msgspec.structs.replace(an_arm(ticket), pool=POOL, gateway="gw1")
+    )
