@@ -11,6 +11,8 @@ KV cache of one layer: (N, 2, K, B, D), keys at [:, 0] and values at [:, 1]. Pos
 sequence lives in block `table[p // B]` at offset `p % B`: its slot is `block * B + offset`.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -111,19 +113,83 @@ def sampling_order(logits: Tensor) -> Tensor:
     return torch.sort(logits, dim=-1, descending=True, stable=True).indices
 
 
+def constrained_logits(
+    logits: Tensor,
+    *,
+    output_ids: Sequence[int],
+    allowed_ids: Sequence[int] = (),
+    bad_words: Sequence[Sequence[int]] = (),
+    end_ids: Sequence[int] = (),
+    min_tokens: int = 0,
+    logit_bias: Sequence[tuple[int, float]] = (),
+) -> Tensor:
+    """One row's logits (V,) float32 after what its answer so far, `output_ids`, forbids.
+
+    In this order: all but `allowed_ids` (none: all are); the last token of each bad word whose
+    others are the answer's end; `end_ids`, while the answer is shorter than `min_tokens`. What
+    is forbidden becomes minus infinity, and a bias does not bring it back.
+    """
+    changed = logits.clone()
+    for id_ in range(len(logits)):
+        if allowed_ids and id_ not in allowed_ids:
+            changed[id_] = -torch.inf
+    for word in bad_words:
+        begun = list(word[:-1])
+        if list(output_ids[len(output_ids) - len(begun) :]) == begun:
+            changed[word[-1]] = -torch.inf
+    for id_ in end_ids:
+        if len(output_ids) < min_tokens:
+            changed[id_] = -torch.inf
+    for id_, bias in logit_bias:
+        changed[id_] += bias
+    return changed
+
+
+def penalised_logits(
+    logits: Tensor,
+    *,
+    prompt_ids: Sequence[int],
+    output_ids: Sequence[int],
+    repetition: float = 1.0,
+    frequency: float = 0.0,
+    presence: float = 0.0,
+) -> Tensor:
+    """One row's logits (V,) float32, where what was said already is less likely.
+
+    Repetition (CTRL, Keskar et al. 2019, section 4.1) divides what is over 0 and multiplies what
+    is under, for each token of prompt and output. Frequency is subtracted for each time that
+    the output has a token, presence once.
+    """
+    changed = logits.clone()
+    for id_ in {*prompt_ids, *output_ids}:
+        count = list(output_ids).count(id_)
+        value = changed[id_]
+        value = value / torch.tensor(repetition) if value > 0 else value * torch.tensor(repetition)
+        value = value - torch.tensor(frequency) * torch.tensor(float(count))
+        changed[id_] = value - torch.tensor(presence) * float(count > 0)
+    return changed
+
+
 def filtered_probabilities(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor | None = None,
 ) -> Tensor:
     """What a row may draw: probabilities (S, V) float64, zero where filtered, each row sums to 1.
 
-    In this order: divide by temperature (> 0); keep the `top_k` likeliest (0 is off); of what
-    is left, renormalised, keep the fewest likeliest that reach `top_p` together, and at least
-    one. Temperature, top_k and top_p are (S,).
+    In this order: divide by temperature (> 0); keep what has `min_p` of the likeliest's
+    probability (0 is off); keep the `top_k` likeliest (0 is off); of what is left, renormalised,
+    keep the fewest likeliest that reach `top_p` together, and at least one. Temperature, top_k,
+    top_p and min_p are (S,).
     """
     order = sampling_order(logits)
     wide = logits.double()
     scaled = (wide - wide.amax(-1, keepdim=True)) / temperature.double()[:, None]
     ordered = torch.softmax(scaled, dim=-1).gather(1, order)
+    if min_p is not None:
+        ordered[ordered < min_p.double()[:, None] * ordered[:, :1]] = 0.0
     rank = torch.arange(logits.shape[1])
     for row, (k, p) in enumerate(zip(top_k.tolist(), top_p.tolist(), strict=True)):
         if k > 0:

@@ -19,6 +19,9 @@ from worker.sampler import Sampler
 from worker.step import Draw, Opening, Row, StepPlan, StepResult
 from worker.weights import LlamaConfig, load_weights
 
+# Sequences at once, where whoever loads a runner brings no sampler.
+SLOTS = 64
+
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _WARM_DRAW = Draw(
     slot=0,
@@ -35,13 +38,15 @@ _WARM_DRAW = Draw(
 class ModelRunner:
     """A Llama and its KV pool. Implements `worker.step.Runner`."""
 
-    def __init__(self, model: Llama, *, kv_blocks: int, block_tokens: int) -> None:
+    def __init__(
+        self, model: Llama, *, kv_blocks: int, block_tokens: int, sampler: Sampler | None = None
+    ) -> None:
         config = model.config
         self.config = config
         self.dtype = model.dtype
         self.block_tokens = block_tokens
         self._model = model
-        self._sampler = Sampler()
+        self._sampler = sampler or Sampler(SLOTS)
         self.resize(kv_blocks)
 
     @property
@@ -102,7 +107,13 @@ class ModelRunner:
 
 
 def load_runner(
-    path: Path, *, block_tokens: int, kv_blocks: int = 0, kv_memory_bytes: int = 0, dtype: str
+    path: Path,
+    *,
+    block_tokens: int,
+    kv_blocks: int = 0,
+    kv_memory_bytes: int = 0,
+    dtype: str,
+    sampler: Sampler | None = None,
 ) -> ModelRunner:
     """A runner for the weights at `path`, a model version's directory or a `.gguf` file.
 
@@ -120,7 +131,9 @@ def load_runner(
     if not (kv_blocks or fitting):
         raise ValueError(f"{kv_memory_bytes} bytes do not hold one block of {block_tokens} tokens")
     model = Llama(weights, block_tokens=block_tokens)
-    return ModelRunner(model, kv_blocks=kv_blocks or fitting, block_tokens=block_tokens)
+    return ModelRunner(
+        model, kv_blocks=kv_blocks or fitting, block_tokens=block_tokens, sampler=sampler
+    )
 
 
 def compute_dtype(name: str) -> torch.dtype:

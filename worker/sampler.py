@@ -1,181 +1,200 @@
-"""Chooses each row's next token, for all rows of a step at once.
+"""Chooses each row's next token, for all rows of a step at once, in the documented order.
 
-A draw is a function of its logits and of (seed, choice, index), and of nothing else: not of
-the row's place in the batch, nor of what other rows ask for. The order is that of
-`kernels.reference.filtered_probabilities`: temperature, top-k, top-p, then one uniform
-number inverts the cumulative distribution from the likeliest token down.
+    raw logprobs │ allowed ids, bad words, min_tokens, grammar ─ bias ─ repetition, frequency,
+                 │ presence ─ the likeliest, or temperature ─ min_p ─ top-k ─ top-p ─ draw
 
-Only the likeliest tokens of a row are sorted, more of them where its draw falls outside, and
-the whole row at the last. The token is the same whichever is enough.
+A draw is a function of its logits, of its answer so far and of (seed, choice, index), and of
+nothing else: not of the row's place in the batch, nor of what other rows ask for. What a row
+has none of is not done; what no row has costs nothing. A row that cannot be drawn from is a
+fault of its own. docs/sampling.md says it to users, `kernels.reference` to tests.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-import msgspec
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from core.protocol import TokenLogprob
-from kernels.philox import uniform
-from kernels.reference import sampling_order
+from worker.sampler_columns import Columns, Slots, Use
+from worker.sampler_constraints import Constraints
+from worker.sampler_draws import draw_tokens
+from worker.sampler_logprobs import raw, tell
+from worker.sampler_masks import Fill, MaskError, Masks, apply_masks
+from worker.sampler_penalties import Penalties
 from worker.step import Draw, Opening, Sampled
 
-# Tokens sorted at first, and then. Of SmolLM2's 49,152 logits the likeliest 256 take 0.1 ms
-# to find and sorting all takes 19 ms.
-CANDIDATES = (256, 8192)
-# Dividing by less would make an infinity of a difference of logits; this is greedy already.
-TEMPERATURE_MIN = 1e-30
+NO_NUMBERS = "the model's logits are not numbers"
+NO_GRAMMARS = "grammars are not served here"
+NOTHING_LEFT = "its constraints leave no token to choose from"
+
+Rows = NDArray[np.int64]
 
 
 class Sampler:
-    """Draws for the slots it was told of."""
+    """Draws for the slots it was told of.
 
-    def __init__(self) -> None:
-        self._slots: dict[int, Opening] = {}
+    `eos_ids` end an answer unless it ignores them. Ids from `vocab_size` on are no tokens,
+    though a model may have logits for them; None: all are. Without `masks` no grammar is let in.
+    """
+
+    def __init__(
+        self,
+        max_slots: int,
+        *,
+        vocab_size: int | None = None,
+        eos_ids: Iterable[int] = (),
+        masks: Masks | None = None,
+    ) -> None:
+        self._columns = Columns(max_slots)
+        self._constraints = Constraints(max_slots, eos_ids)
+        self._penalties = Penalties(max_slots)
+        self._vocab_size = vocab_size
+        self._masks = masks
 
     def sample(self, logits: Tensor, draws: Sequence[Draw]) -> tuple[Sampled, ...]:
-        """One token for each row of `logits` (S, V) float32, chosen as the row's draw says."""
+        """One token for each row of `logits` (S, V) float32. Writes `logits` in place."""
         for draw in draws:
             if draw.opening is not None:
-                self._slots[draw.slot] = draw.opening
-        return sample(logits, [AskedDraw.of(self._slots[draw.slot], draw.index) for draw in draws])
-
-
-class AskedDraw(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A draw and all that it depends on."""
-
-    seed: int
-    choice: int
-    index: int
-    temperature: float
-    top_p: float
-    top_k: int
-    logprobs: int | None
-
-    @classmethod
-    def of(cls, opening: Opening, index: int) -> "AskedDraw":
-        """The draw at `index` of an answer."""
-        sampling = opening.sampling
-        return cls(
-            seed=sampling.seed,
-            choice=opening.choice,
-            index=index,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            logprobs=sampling.logprobs,
+                self._open(draw.slot, draw.opening)
+        if not draws:
+            return ()
+        if self._vocab_size is not None and self._vocab_size < logits.shape[1]:
+            logits[:, self._vocab_size :] = -torch.inf
+        step = _Step(self._columns, draws)
+        asked = step.rows(Use.LOGPROBS)
+        logprobs = raw(_take(logits, asked)) if len(asked) else None
+        filled = self._change(logits, step) if step.used & Use.CHANGES else None
+        tokens = self._choose(logits, step)
+        ended = self._accept(step, tokens.numpy(), filled)
+        told: dict[int, TokenLogprob] = {}
+        if logprobs is not None:
+            counts = self._columns.logprobs[step.slots[asked]].tolist()
+            chances = tell(logprobs, tokens[torch.from_numpy(asked)], counts)
+            told = dict(zip(asked.tolist(), chances, strict=True))
+        return tuple(
+            step.faults.get(row)
+            or Sampled(token_id=token, logprob=told.get(row), ends=row in ended)
+            for row, token in enumerate(tokens.tolist())
         )
 
+    def _open(self, slot: int, opening: Opening) -> None:
+        self._columns.open(slot, opening)
+        uses = self._columns.uses[slot]
+        self._constraints.forget(slot)
+        if uses & Use.CONSTRAINTS:
+            self._constraints.open(slot, opening)
+        if uses & Use.PENALTIES:
+            self._penalties.open(slot, opening)
+        if self._masks is not None:
+            self._masks.open(slot, opening)
 
-def sample(logits: Tensor, draws: Sequence[AskedDraw]) -> tuple[Sampled, ...]:
-    """One token for each row of `logits` (S, V) float32, chosen as the row's draw says."""
-    tokens = torch.argmax(logits, dim=-1)  # the lowest id among equals
-    random = [row for row, draw in enumerate(draws) if draw.temperature > 0]
-    if random:
-        rows = torch.tensor(random)
-        tokens[rows] = draw_tokens(logits[rows], [draws[row] for row in random])
-    told = _logprobs(logits, draws, tokens)
-    return tuple(
-        Sampled(token_id=token, logprob=told.get(row)) for row, token in enumerate(tokens.tolist())
-    )
+    def _change(self, logits: Tensor, step: "_Step") -> Fill | None:
+        """All that happens to logits before a token is chosen from them."""
+        spoilt = ~torch.isfinite(logits.amax(-1))
+        if bool(spoilt.any()):
+            step.fail(spoilt, NO_NUMBERS)
+            logits[spoilt] = 0.0
+        filled = None
+        if step.used & Use.GRAMMAR:
+            filled = self._fill(logits, step)
+        if step.used & Use.CONSTRAINTS:
+            self._constraints.apply(logits, step.slots, step.indexes, self._columns)
+        penalised = step.rows(Use.PENALTIES)
+        if len(penalised):
+            self._penalties.apply(logits, penalised, step.slots[penalised])
+        return filled
+
+    def _fill(self, logits: Tensor, step: "_Step") -> Fill | None:
+        if self._masks is None:
+            step.fail(
+                torch.from_numpy((step.uses & Use.GRAMMAR) != 0), NO_GRAMMARS, unanswerable=True
+            )
+            return None
+        filled = self._masks.fill(step.slots.tolist())
+        if filled is not None:
+            apply_masks(logits, torch.tensor(filled.places, dtype=torch.int64), filled.bits)
+            for place, message in filled.faults:
+                step.faults.setdefault(place, _fault(message, unanswerable=True))
+        return filled
+
+    def _choose(self, logits: Tensor, step: "_Step") -> Tensor:
+        tokens = torch.argmax(logits, dim=-1)  # the lowest id among equals
+        peaks = logits.gather(1, tokens[:, None])[:, 0]
+        if not bool(torch.isfinite(peaks).all()):
+            # A row of minus infinities that somebody changed had numbers before.
+            left = torch.from_numpy((step.uses & Use.CHANGES) != 0) & (peaks == -torch.inf)
+            step.fail(left, NOTHING_LEFT, unanswerable=True)
+            spoilt = ~torch.isfinite(peaks)
+            step.fail(spoilt, NO_NUMBERS)
+            logits[spoilt] = 0.0
+            peaks[spoilt] = 0.0
+        random = step.rows(Use.RANDOM)
+        if len(random):
+            rows = torch.from_numpy(random)
+            asked = self._columns.asked(step.slots[random], step.indexes[random])
+            tokens[rows] = draw_tokens(_take(logits, random), peaks[rows], asked)
+        return tokens
+
+    def _accept(self, step: "_Step", tokens: Rows, filled: Fill | None) -> set[int]:
+        """Tell the slots of their tokens. Returns the rows whose grammar is complete."""
+        constrained = step.rows(Use.CONSTRAINTS)
+        if len(constrained):
+            self._constraints.accept(step.slots[constrained], tokens[constrained])
+        penalised = step.rows(Use.PENALTIES)
+        if len(penalised):
+            self._penalties.accept(step.slots[penalised], tokens[penalised])
+        if filled is None:
+            return set()
+        return {
+            row
+            for row in filled.places
+            if row not in step.faults and self._ends_grammar(step, row, int(tokens[row]))
+        }
+
+    def _ends_grammar(self, step: "_Step", row: int, token: int) -> bool:
+        assert self._masks is not None
+        slot, count = int(step.slots[row]), int(step.indexes[row]) + 1
+        try:
+            ends = self._masks.accept(slot, token)
+        except MaskError as error:
+            step.faults[row] = _fault(str(error), unanswerable=False)
+            return False
+        wanted = int(self._columns.min_tokens[slot])
+        if ends and count < wanted:
+            message = f"the grammar is complete after {count} tokens, and min_tokens is {wanted}"
+            step.faults[row] = _fault(message, unanswerable=True)
+        return ends
 
 
-def draw_tokens(
-    logits: Tensor, draws: Sequence[AskedDraw], candidates: Sequence[int] = CANDIDATES
-) -> Tensor:
-    """Token ids (S,) for rows of temperature over 0. Does not change `logits`."""
-    asked = _Asked(draws)
-    scaled = (logits - logits.amax(-1, keepdim=True)).div_(asked.temperature[:, None]).exp_()
-    total = scaled.sum(-1, keepdim=True, dtype=torch.float64)
-    tokens = torch.empty(len(draws), dtype=torch.int64)
-    rest = torch.arange(len(draws))
-    for count in (*(size for size in candidates if size < logits.shape[1]), logits.shape[1]):
-        ids, sure = _likeliest(logits[rest], count)
-        cumulative = (scaled[rest].gather(1, ids).double() / total[rest]).cumsum(1)
-        place, settled = asked.invert(rest, cumulative, sure)
-        tokens[rest] = ids.gather(1, place[:, None])[:, 0]
-        rest = rest[~settled]
-        if not len(rest):
-            break
-    return tokens
+class _Step:
+    """The rows of one call, and what became of those that failed."""
+
+    def __init__(self, columns: Columns, draws: Sequence[Draw]) -> None:
+        self.slots: Slots = np.array([draw.slot for draw in draws])
+        self.indexes = np.array([draw.index for draw in draws])
+        self.uses = columns.uses[self.slots]
+        self.used = int(np.bitwise_or.reduce(self.uses))
+        self.faults: dict[int, Sampled] = {}
+
+    def rows(self, use: Use) -> Rows:
+        """Those that need this part of sampling, rising."""
+        return np.flatnonzero(self.uses & use) if self.used & use else _NO_ROWS
+
+    def fail(self, rows: Tensor, message: str, *, unanswerable: bool = False) -> None:
+        """Those where `rows` (S,) is true, unless they have failed before."""
+        for row in rows.nonzero()[:, 0].tolist():
+            self.faults.setdefault(row, _fault(message, unanswerable=unanswerable))
 
 
-class _Asked:
-    """The draws of a batch, as columns."""
-
-    def __init__(self, draws: Sequence[AskedDraw]) -> None:
-        temperature = torch.tensor([draw.temperature for draw in draws])
-        self.temperature = temperature.clamp(min=TEMPERATURE_MIN)
-        self._top_k = torch.tensor([draw.top_k for draw in draws])
-        self._top_p = torch.tensor([draw.top_p for draw in draws], dtype=torch.float64)
-        words = torch.tensor([(draw.seed, draw.choice, draw.index) for draw in draws])
-        self._chance = uniform(*words.unbind(1))
-
-    def invert(self, rows: Tensor, cumulative: Tensor, sure: Tensor) -> tuple[Tensor, Tensor]:
-        """Where each of `rows` lands in its order, and whether the first `sure` settle that.
-
-        `cumulative` (rows, n) holds shares of the whole vocabulary's probability, so that
-        each filter is a bound on it.
-        """
-        top_k, top_p, chance = self._top_k[rows], self._top_p[rows], self._chance[rows]
-        bounded, open_ended = top_k > 0, (top_k == 0) & (top_p >= 1.0)
-        last = torch.where(bounded, top_k, cumulative.shape[1]).clamp_(max=cumulative.shape[1]) - 1
-        mass = torch.where(bounded, _at(cumulative, last), 1.0)
-        # The nucleus ends with the first token that reaches top_p of what top_k has left, and
-        # in any case where the probabilities have run out.
-        reaching = _count_below(cumulative, top_p * mass)
-        ends = torch.minimum(reaching, _count_below(cumulative, cumulative[:, -1]))
-        ends = torch.minimum(ends, last)
-        kept = torch.where(open_ended, 1.0, _at(cumulative, ends))
-        passed = (cumulative <= (chance * kept)[:, None]).sum(1)
-        place = torch.minimum(passed, ends)
-        decisive = torch.where(open_ended, place, ends) < sure
-        return place, torch.where(bounded, top_k <= sure, decisive)
+_NO_ROWS: Rows = np.zeros(0, dtype=np.int64)
 
 
-def _likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` likeliest ids (S, count) in sampling order, and how many of them are sure.
-
-    `topk` breaks ties as it likes: among the values equal to the last one it may have passed
-    over a lower id, so only those above it are sure to be in their place.
-    """
-    if count == logits.shape[1]:
-        return sampling_order(logits), torch.full((len(logits),), count)
-    ids = torch.topk(logits, count, dim=-1).indices.sort(dim=-1).values
-    values = logits.gather(1, ids)
-    sure = (values > values.amin(-1, keepdim=True)).sum(-1)
-    return ids.gather(1, sampling_order(values)), sure
+def _fault(message: str, *, unanswerable: bool) -> Sampled:
+    return Sampled(token_id=-1, fault=message, unanswerable=unanswerable)
 
 
-def _count_below(cumulative: Tensor, bound: Tensor) -> Tensor:
-    return (cumulative < bound[:, None]).sum(1)
-
-
-def _at(cumulative: Tensor, index: Tensor) -> Tensor:
-    return cumulative.gather(1, index[:, None])[:, 0]
-
-
-def _logprobs(
-    logits: Tensor, draws: Sequence[AskedDraw], tokens: Tensor
-) -> dict[int, TokenLogprob]:
-    """For the rows that asked. Raw: neither temperature nor filters have a part in it."""
-    asked = {row: draw.logprobs for row, draw in enumerate(draws) if draw.logprobs is not None}
-    if not asked:
-        return {}
-    rows = torch.tensor(list(asked))
-    logprobs = torch.log_softmax(logits[rows], dim=-1)
-    chosen = logprobs.gather(1, tokens[rows][:, None])[:, 0].tolist()
-    # Sorting more than asked for keeps ties at the end out of what is told.
-    count = min(max(CANDIDATES[0], *asked.values()), logits.shape[1])
-    ids, _ = _likeliest(logits[rows], count)
-    top = zip(ids.tolist(), logprobs.gather(1, ids).tolist(), strict=True)
-    return {
-        row: TokenLogprob(
-            id=token,
-            logprob=logprob,
-            top=tuple(zip(row_ids[:wanted], row_logprobs[:wanted], strict=True)),
-        )
-        for (row, wanted), token, logprob, (row_ids, row_logprobs) in zip(
-            asked.items(), tokens[rows].tolist(), chosen, top, strict=True
-        )
-    }
+def _take(logits: Tensor, rows: Rows) -> Tensor:
+    """The rows, which rise; no copy when they are all."""
+    return logits if len(rows) == len(logits) else logits[torch.from_numpy(rows)]

@@ -13,7 +13,7 @@ from kernels.cpu_linear import has_bfloat16
 from tests.support.one_thread import one_thread
 from tests.support.tiny_llama import TinyLlama, write_gguf, write_hf
 from tests.support.transformers_llama import logits_along, transformers_llama
-from worker.runner import ModelRunner, compute_dtype, kv_blocks_for_memory, load_runner
+from worker.runner import SLOTS, ModelRunner, compute_dtype, kv_blocks_for_memory, load_runner
 from worker.step import Draw, Opening, Row, Sampled, StepPlan
 from worker.weights import load_weights
 
@@ -61,7 +61,7 @@ class Hand:
         self._blocks = blocks
         self._own: list[int] = []
         self._sampling = sampling
-        self._slot = next(_slots)
+        self._slot = next(_slots) % SLOTS
 
     def row(self, most: int = 1000) -> Row:
         end = min(len(self.tokens), self._computed + most)

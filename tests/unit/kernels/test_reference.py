@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch.nn import functional
+from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 from transformers.models.llama.configuration_llama import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
@@ -166,3 +167,48 @@ def test_a_draw_inverts_the_distribution_in_its_order() -> None:
     order = torch.tensor([[1, 2, 0, 3]]).expand(5, 4)
     chance = torch.tensor([0.0, 0.49, 0.5, 0.75, 0.9999])
     assert reference.draw(probabilities, order, chance).tolist() == [1, 1, 0, 3, 3]
+
+
+def test_min_p_is_a_share_of_the_likeliest_and_comes_before_the_other_filters() -> None:
+    def filtered(min_p: float, p: float = 1.0) -> list[float]:
+        found = reference.filtered_probabilities(
+            torch.tensor([LOGITS]),
+            torch.ones(1),
+            torch.zeros(1, dtype=torch.int64),
+            torch.tensor([p]),
+            torch.tensor([min_p]),
+        )
+        return [round(share, 4) for share in found[0].tolist()]
+
+    assert filtered(0.36) == [0, 0.4223, 0.4223, 0.1554]  # 0.1470 is 0.37 of 0.3995
+    assert filtered(0.37) == [0, 0.5, 0.5, 0]
+    assert filtered(0.36, p=0.82) == [0, 0.5, 0.5, 0]
+
+
+def test_what_is_forbidden_stays_so_whatever_its_bias() -> None:
+    def changed(*output_ids: int, **asked) -> list[float]:
+        logits = torch.tensor([1.0, 2.0, 3.0, 4.0])
+        return reference.constrained_logits(logits, output_ids=output_ids, **asked).tolist()
+
+    never = -torch.inf
+    assert changed() == [1, 2, 3, 4]
+    assert changed(allowed_ids=[1, 3], logit_bias=[(0, 100), (1, 2)]) == [never, 4, never, 4]
+    assert changed(bad_words=[(2,), (0, 1), (3, 0, 0)]) == [1, 2, never, 4]
+    assert changed(3, 0, bad_words=[(2,), (0, 1), (3, 0, 0)]) == [never, never, never, 4]
+    assert changed(3, end_ids=[3], min_tokens=2, logit_bias=[(3, 100)]) == [1, 2, 3, never]
+    assert changed(3, 3, end_ids=[3], min_tokens=2, logit_bias=[(3, 100)]) == [1, 2, 3, 104]
+
+
+# transformers' own processors, where they mean the same.
+def test_repetition_is_transformers_and_the_others_are_what_openai_says() -> None:
+    torch.manual_seed(0)
+    logits, prompt, output = torch.randn(30), [1, 2, 3], [3, 7, 7, 7]
+    found = reference.penalised_logits(logits, prompt_ids=prompt, output_ids=output, repetition=1.7)
+    judge = RepetitionPenaltyLogitsProcessor(penalty=1.7)
+    torch.testing.assert_close(found, judge(torch.tensor([prompt + output]), logits[None])[0])
+    found = reference.penalised_logits(
+        logits, prompt_ids=prompt, output_ids=output, frequency=0.5, presence=0.25
+    )
+    taken = logits - found
+    assert taken.nonzero()[:, 0].tolist() == [3, 7]
+    assert taken[[3, 7]].tolist() == pytest.approx([0.75, 1.75])
