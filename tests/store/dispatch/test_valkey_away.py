@@ -162,13 +162,14 @@ async def test_a_valkey_without_memory_left_is_a_valkey_that_is_away(own_valkey)
 async def test_a_gateway_that_slept_past_its_lease_announces_itself_again(valkey_url):
     async with dispatchers(valkey_url, replicas=(a_replica(sequences=1),)) as (sleeper, other):
         placed = await sleeper.place(an_arm("t1"))
-        for task in list(sleeper._tasks):
-            task.cancel()
+        telling = sleeper._telling
+        for loop in list(telling._loops):
+            loop.cancel()
         waiting = asyncio.create_task(other.place(an_arm("t2")))
         async with asyncio.timeout(4):
             second = await waiting
         await end(other, "t2", second)
-        sleeper._run(sleeper._keep_renewing(sleeper._pool(POOL)))
+        telling._run(telling._keep_renewing(telling.pool(POOL)))
         await asyncio.sleep(0.4)
         found = await audit(valkey_url)
         assert found.pools[0].placed == 1, "it still runs, so it is accounted for again"
