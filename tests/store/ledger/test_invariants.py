@@ -32,6 +32,7 @@ from tests.support.invariants_story import CAPS, an_adjust, prepare, tell_it
 from tests.support.invariants_world import Site, Strike, World
 from tests.support.ledger_commands import a_reserve, a_settle, a_top_up, a_witness
 from tests.support.ledger_database import a_tenant
+from tests.support.own_loop import OwnLoop
 
 pytestmark = pytest.mark.services
 
@@ -62,7 +63,7 @@ ACTIONS = [
 
 
 class InvariantsMachine(RuleBasedStateMachine):
-    runner: "asyncio.Runner"
+    loop: OwnLoop
     site: Site
 
     def __init__(self) -> None:
@@ -73,7 +74,7 @@ class InvariantsMachine(RuleBasedStateMachine):
         self.requests: list[Reserve] = []
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        return self.runner.run(work)
+        return self.loop.run(work)
 
     # One rule: as several, each would be left out of half the examples.
     @rule(action=st.sampled_from(ACTIONS), data=st.data())
@@ -241,18 +242,18 @@ async def no_violation(site: Site) -> None:
 
 
 def test_the_invariants_hold_through_every_fault(postgres_url):
-    with asyncio.Runner() as runner:
+    with OwnLoop() as loop:
 
         class Machine(InvariantsMachine):
             pass
 
-        Machine.runner = runner
-        Machine.site = runner.run(Site.open(postgres_url))
+        Machine.loop = loop
+        Machine.site = loop.run(Site.open(postgres_url))
         try:
             run_state_machine_as_test(Machine, settings=PROFILE)
-            runner.run(no_violation(Machine.site))
+            loop.run(no_violation(Machine.site))
         finally:
-            runner.run(Machine.site.close())
+            loop.run(Machine.site.close())
 
 
 STRIKES = {

@@ -2,7 +2,6 @@
 
 import asyncio
 import secrets
-from collections.abc import Coroutine
 from datetime import date, timedelta
 from typing import Any, TypeVar
 
@@ -27,7 +26,7 @@ from core.witnesses import Heard
 from store.accounts import account
 from store.ledger import BILLING_CAUSES, Ledger, NotReservedError
 from store.ledger_audit import audit
-from store.postgres import Postgres, PostgresConfig
+from store.postgres import Postgres
 from store.queries import load
 from store.usage import usage_of
 from tests.support.ledger_commands import PRICES, a_reserve
@@ -42,6 +41,7 @@ from tests.support.ledger_strategies import (
     reserves,
     tenants,
 )
+from tests.support.own_loop import LedgerDesk
 
 pytestmark = pytest.mark.services
 
@@ -78,41 +78,18 @@ $$;
 """
 
 
-class Both:
-    """The book and the database, and a loop to run the latter on."""
-
-    def __init__(self, url: str) -> None:
-        self.runner = asyncio.Runner()
-        self.pg, self.ledger = self.run(self._open(url))
-
-    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        return self.runner.run(work)
-
-    def close(self) -> None:
-        self.run(self._close())
-        self.runner.close()
-
-    async def _open(self, url: str) -> tuple[Postgres, Ledger]:
-        config = PostgresConfig(database_url=url, application_name="test")
-        return await Postgres.open(config), await Ledger.open(url)
-
-    async def _close(self) -> None:
-        await self.ledger.close()
-        await self.pg.close()
-
-
 class AgreementMachine(RuleBasedStateMachine):
-    both: Both
+    desk: LedgerDesk
 
     def __init__(self) -> None:
         super().__init__()
         self.book = Book(PRICES, today=FIRST_DAY)
-        self.both.run(execute(self.both.pg, "UPDATE test_today SET day = %s", FIRST_DAY))
+        self.desk.run(execute(self.desk.pg, "UPDATE test_today SET day = %s", FIRST_DAY))
         self.prefix = secrets.token_hex(6)
         self.said: list[Any] = []
         self.names = {"nobody": "ten_nobody"}
         for tenant, cap in HARD_CAPS.items():
-            self.names[tenant] = self.both.run(a_tenant(self.both.pg, hard_cap_micro=cap))
+            self.names[tenant] = self.desk.run(a_tenant(self.desk.pg, hard_cap_micro=cap))
             self.book.open_account(self.names[tenant], cap)
 
     # One rule: as several, each would be left out of half the examples.
@@ -140,7 +117,7 @@ class AgreementMachine(RuleBasedStateMachine):
 
     def speak_at_once(self, data: st.DataObject) -> None:
         batch = tuple(self.ours(command, data) for command in data.draw(batches()))
-        answers = self.both.run(tell_all(self.both.ledger, batch))
+        answers = self.desk.run(tell_all(self.desk.ledger, batch))
         # Not by tenant as well: their names are random, and what is drawn next is drawn from rows.
         order = sorted(
             range(len(batch)),
@@ -159,13 +136,13 @@ class AgreementMachine(RuleBasedStateMachine):
             )
             for amount in data.draw(st.lists(st.integers(0, 120), min_size=2, max_size=5))
         )
-        answers = self.both.run(tell_all(self.both.ledger, crowd))
+        answers = self.desk.run(tell_all(self.desk.ledger, crowd))
         assert answers == [self.book.reserve(asked) for asked in crowd]
 
     def sweep(self, data: st.DataObject) -> None:
         request_id = data.draw(st.sampled_from([*self.book.rows, f"{self.prefix}_unknown"]))
         answer = self.book.expire(Expire(request_id=request_id, ended_ms=0))
-        rows = self.both.run(expire(self.both.pg, request_id))
+        rows = self.desk.run(expire(self.desk.pg, request_id))
         if isinstance(answer, LedgerRefused):
             assert rows == []
         else:
@@ -189,14 +166,14 @@ class AgreementMachine(RuleBasedStateMachine):
         )
         self.book.set_terms(tenant, hard_cap_micro=cap, prepaid=prepaid)
         statement = "UPDATE accounts SET hard_cap_micro = %s, prepaid = %s WHERE tenant_id = %s"
-        self.both.run(execute(self.both.pg, statement, cap, prepaid, tenant))
+        self.desk.run(execute(self.desk.pg, statement, cap, prepaid, tenant))
 
     def set_cap(self, data: st.DataObject) -> None:
         tenant = self.names[data.draw(st.sampled_from("ab"))]
         key, period, soft, hard = data.draw(caps_set)
         self.book.set_cap(tenant, key, period, soft_micro=soft, hard_micro=hard)
         statement = "SELECT ledger_set_cap(%s, %s, %s, %s::bigint, %s::bigint)"
-        self.both.run(execute(self.both.pg, statement, tenant, key, period, soft, hard))
+        self.desk.run(execute(self.desk.pg, statement, tenant, key, period, soft, hard))
 
     def remove_cap(self, data: st.DataObject) -> None:
         if self.book.caps:
@@ -204,7 +181,7 @@ class AgreementMachine(RuleBasedStateMachine):
             tenant, key, period = data.draw(st.sampled_from(list(self.book.caps)))
             self.book.remove_cap(tenant, key, period)
             statement = "SELECT ledger_remove_cap(%s, %s, %s)"
-            self.both.run(execute(self.both.pg, statement, tenant, key, period))
+            self.desk.run(execute(self.desk.pg, statement, tenant, key, period))
 
     def adjust(self, data: st.DataObject) -> None:
         word = data.draw(adjustments)
@@ -220,31 +197,31 @@ class AgreementMachine(RuleBasedStateMachine):
 
     def next_day(self, data: st.DataObject) -> None:
         self.book.today += timedelta(days=data.draw(st.sampled_from([1, 1, 2, 40])))
-        self.both.run(execute(self.both.pg, "UPDATE test_today SET day = %s", self.book.today))
+        self.desk.run(execute(self.desk.pg, "UPDATE test_today SET day = %s", self.book.today))
 
     def both_answer(self, command: Any) -> None:
         self.said.append(command)
-        assert self.both.run(tell(self.both.ledger, command)) == say(self.book, command)
+        assert self.desk.run(tell(self.desk.ledger, command)) == say(self.book, command)
 
     @invariant()
     def balances_agree(self) -> None:
         for tenant in HARD_CAPS:
             name = self.names[tenant]
-            assert self.both.run(read_account(self.both.pg, name)) == self.book.accounts[name]
+            assert self.desk.run(read_account(self.desk.pg, name)) == self.book.accounts[name]
 
     @invariant()
     def windows_agree(self) -> None:
         if self.book.windows:
             names = list(self.names.values())
-            assert self.both.run(read_windows(self.both.pg, names)) == self.book.windows
+            assert self.desk.run(read_windows(self.desk.pg, names)) == self.book.windows
 
     def teardown(self) -> None:
         names = list(self.names.values())
-        assert self.both.run(read_entries(self.both.pg, names)) == sorted(
+        assert self.desk.run(read_entries(self.desk.pg, names)) == sorted(
             self.book.entries, key=lambda entry: (entry.tenant_id, entry.seq)
         )
         for request_id, row in self.book.rows.items():
-            found = self.both.run(read_usage(self.both.pg, request_id))
+            found = self.desk.run(read_usage(self.desk.pg, request_id))
             asked = msgspec.structs.asdict(row.asked)
             assert {name: getattr(found, name) for name in asked} == asked
             assert found.reserved_micro == row.reserved_micro
@@ -273,7 +250,7 @@ class AgreementMachine(RuleBasedStateMachine):
         heard = {
             key: word for key, word in self.book.heard.items() if key[0].startswith(self.prefix)
         }
-        assert self.both.run(read_heard(self.both.pg, self.prefix)) == heard
+        assert self.desk.run(read_heard(self.desk.pg, self.prefix)) == heard
 
     def ours(self, command: Any, data: st.DataObject) -> Any:
         """The command about this example's own tenants and requests."""
@@ -409,22 +386,19 @@ async def read_audit(pg: Postgres) -> Any:
 
 
 def test_the_sql_and_the_book_agree(postgres_url):
-    both = Both(postgres_url)
-    both.run(execute(both.pg, CLOCK))
+    with LedgerDesk(postgres_url) as desk:
+        desk.run(execute(desk.pg, CLOCK))
 
-    class Machine(AgreementMachine):
-        pass
+        class Machine(AgreementMachine):
+            pass
 
-    Machine.both = both
-    try:
+        Machine.desk = desk
         run_state_machine_as_test(
             Machine, settings=settings(max_examples=50, stateful_step_count=25)
         )
-        report = both.run(read_audit(both.pg))
+        report = desk.run(read_audit(desk.pg))
         # What was delivered is not drawn to agree with what was produced.
         assert report.violations == ()
-    finally:
-        both.close()
 
 
 async def sql_charges(pg: Postgres, price: Price, usages: list[Usage]) -> list[int]:
@@ -473,19 +447,16 @@ def large_usages(draw: st.DrawFn) -> Usage:
 
 
 def test_both_charge_the_same_to_the_micro_unit(postgres_url):
-    both = Both(postgres_url)
+    with LedgerDesk(postgres_url) as desk:
 
-    @given(prices(), st.lists(large_usages(), min_size=1, max_size=20))
-    def charges_agree(price: Price, usages: list[Usage]) -> None:
-        expected = [charge_micro(price, usage) for usage in usages]
-        assert both.run(sql_charges(both.pg, price, usages)) == expected
+        @given(prices(), st.lists(large_usages(), min_size=1, max_size=20))
+        def charges_agree(price: Price, usages: list[Usage]) -> None:
+            expected = [charge_micro(price, usage) for usage in usages]
+            assert desk.run(sql_charges(desk.pg, price, usages)) == expected
 
-    try:
         half = Price(id="p", input_micro=500_000, cached_input_micro=0, output_micro=0)
-        assert both.run(sql_charges(both.pg, half, [Usage(prompt_tokens=1)])) == [1]
+        assert desk.run(sql_charges(desk.pg, half, [Usage(prompt_tokens=1)])) == [1]
         charges_agree()
-    finally:
-        both.close()
 
 
 OTHER = {"stream": False, "service_class": "batch", "floor_micro": 99}
@@ -495,15 +466,12 @@ OTHER = {"stream": False, "service_class": "batch", "floor_micro": 99}
     "field", [name for name in Reserve.__struct_fields__ if name != "request_id"]
 )
 def test_a_reserve_is_the_same_only_if_every_field_is(postgres_url, field):
-    both = Both(postgres_url)
-    try:
-        tenant = both.run(a_tenant(both.pg))
+    with LedgerDesk(postgres_url) as desk:
+        tenant = desk.run(a_tenant(desk.pg))
         asked = a_reserve(f"{tenant}_1", tenant_id=tenant)
         value = getattr(asked, field)
         other = OTHER.get(field, value + 1 if isinstance(value, int) else f"{value}_other")
-        assert both.run(tell(both.ledger, asked)) == Reserved(reserved_micro=100)
+        assert desk.run(tell(desk.ledger, asked)) == Reserved(reserved_micro=100)
         changed = msgspec.structs.replace(asked, **{field: other})
-        assert both.run(tell(both.ledger, changed)) == LedgerRefused(reason="id_reused")
-        assert both.run(tell(both.ledger, asked)) == Reserved(reserved_micro=100)
-    finally:
-        both.close()
+        assert desk.run(tell(desk.ledger, changed)) == LedgerRefused(reason="id_reused")
+        assert desk.run(tell(desk.ledger, asked)) == Reserved(reserved_micro=100)

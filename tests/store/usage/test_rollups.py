@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.metering import Adjust, RequestTimings, Reserve, Settle, TopUp, Witness
-from store.ledger import BILLING_CAUSES, Ledger, NotReservedError
-from store.postgres import Postgres, PostgresConfig
+from store.ledger import BILLING_CAUSES, NotReservedError
 from store.queries import load
 from store.rollups import differences, freshness, rebuild, roll_up
 from tests.support.ledger_database import a_tenant
 from tests.support.ledger_strategies import adjustments, batches, follow_ups, reserves
+from tests.support.own_loop import LedgerDesk
 
 pytestmark = pytest.mark.services
 
@@ -25,25 +25,8 @@ HALF_HOUR_MS = 1_800_000
 LATENCIES_MS = (None, 0.0004, 20.5, 33.3, 1e300)  # the last is no latency
 
 
-class Shop:
-    """A database with two tenants' accounts of an example's own, and a loop to work on."""
-
-    def __init__(self, url: str) -> None:
-        self.runner = asyncio.Runner()
-        self.run = self.runner.run
-        self.run(self._open(url))
-
-    async def _open(self, url: str) -> None:
-        self.pg = await Postgres.open(PostgresConfig(database_url=url, application_name="test"))
-        self.ledger = await Ledger.open(url)
-
-    def close(self) -> None:
-        self.run(self._close())
-        self.runner.close()
-
-    async def _close(self) -> None:
-        await self.ledger.close()
-        await self.pg.close()
+class Shop(LedgerDesk):
+    """One with two tenants' accounts of an example's own."""
 
     async def new_example(self) -> None:
         self.prefix = secrets.token_hex(8)
@@ -133,27 +116,24 @@ def steps(draw):
 
 
 def test_the_sums_are_the_rows_at_every_step_of_any_history(postgres_url):
-    shop = Shop(postgres_url)
+    with Shop(postgres_url) as shop:
 
-    @settings(max_examples=25)
-    @given(st.lists(steps(), min_size=10, max_size=40))
-    def follow(history: list[Any]) -> None:
-        shop.run(shop.new_example())
-        for kind, what in history:
-            match kind:
-                case "say":
-                    shop.run(shop.say(what))
-                case "sweep":
-                    shop.run(shop.sweep(what))
-                case "roll":
-                    shop.run(shop.roll(*what))
-                case "check":
-                    shop.run(shop.assert_sums_are_right())
-                case "rebuild":
-                    shop.run(rebuild(shop.pg, shop.tenants["a"]))
-        shop.run(shop.assert_sums_are_right())
+        @settings(max_examples=25)
+        @given(st.lists(steps(), min_size=10, max_size=40))
+        def follow(history: list[Any]) -> None:
+            shop.run(shop.new_example())
+            for kind, what in history:
+                match kind:
+                    case "say":
+                        shop.run(shop.say(what))
+                    case "sweep":
+                        shop.run(shop.sweep(what))
+                    case "roll":
+                        shop.run(shop.roll(*what))
+                    case "check":
+                        shop.run(shop.assert_sums_are_right())
+                    case "rebuild":
+                        shop.run(rebuild(shop.pg, shop.tenants["a"]))
+            shop.run(shop.assert_sums_are_right())
 
-    try:
         follow()
-    finally:
-        shop.close()

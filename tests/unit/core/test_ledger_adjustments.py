@@ -185,6 +185,12 @@ class TestReprice:
         refused = book.adjust(a_reprice("price_test"))
         assert (refused.reason, refused.fits_micro) == ("hard_cap", 29)
 
+    def test_upwards_stays_within_the_caps_of_its_window(self, book):
+        book.adjust(a_refund(30, id="refund"))
+        book.set_cap("ten_1", "", Period.DAY, soft_micro=None, hard_micro=49)
+        refused = book.adjust(a_reprice("price_test"))
+        assert (refused.limit, refused.fits_micro) == ("account.day", 29)
+
     def test_of_what_is_not_billed_costs_nothing(self, book):
         book.reserve(a_reserve("failed"))
         book.settle(a_settle("failed", cause=EndCause.FAILED))
