@@ -45,9 +45,12 @@ class _StopMatcher:
             self._fallback.append(self._advance(self._fallback[-1], char))
 
     def feed(self, char: str) -> bool:
-        """Whether this character completes the stop string. Not to be fed afterwards."""
+        """Whether this character completes the stop string. Another may begin in its end."""
         self.matched = self._advance(self.matched, char)
-        return self.matched == len(self.stop)
+        complete = self.matched == len(self.stop)
+        if complete:
+            self.matched = self._fallback[-1]
+        return complete
 
     def _advance(self, matched: int, char: str) -> int:
         while matched and self.stop[matched] != char:
@@ -59,7 +62,8 @@ class Detokenizer:
     """One answer's text. `stopped` is the stop string that ended it, once one has.
 
     The first stop string to be completed wins; of several completed by one character, the
-    longest. So the result does not depend on where token boundaries fall.
+    longest. So the result does not depend on where token boundaries fall, but for the one
+    where stop strings begin to count: what is completed earlier is text like any other.
     """
 
     def __init__(self, text: TokenText, stops: Iterable[str]) -> None:
@@ -68,9 +72,11 @@ class Detokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._matchers = [_StopMatcher(stop) for stop in sorted(stops, key=len, reverse=True)]
         self._held = ""
+        self._may_stop = True
 
-    def append(self, token_id: int) -> str:
-        """The text that this token sets free."""
+    def append(self, token_id: int, *, may_stop: bool = True) -> str:
+        """The text that this token sets free. Only one that `may_stop` completes a stop string."""
+        self._may_stop = may_stop
         assert self.stopped is None, "nothing follows a stop string"
         return self._release(self._take(self._decoder.decode(self._text.token_bytes(token_id))))
 
@@ -85,7 +91,7 @@ class Detokenizer:
         for count, char in enumerate(chars, 1):
             # Every matcher moves, so that none is behind when another completes.
             completed = [matcher.stop for matcher in self._matchers if matcher.feed(char)]
-            if completed:
+            if completed and self._may_stop:
                 self._held = (self._held + chars[:count]).removesuffix(completed[0])
                 self.stopped = completed[0]
                 return 0

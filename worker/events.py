@@ -1,7 +1,7 @@
 """What the engine tells about one attempt: the protocol's own frames, in its order.
 
     submit ─► Nack                                   refused at once: nothing follows
-    emit   ─► Started Tokens* (Finished | Failed)
+    emit   ─► Started Prompted* Tokens* (Finished | Failed)
               Finished(aborted, expired) | Failed    ended before its first step
 
 `Finished.journal_seq` is 0: the server stamps it once its journal holds the end.
@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from core.protocol import Failed, Finished, Started, Tokens
+from core.protocol import Failed, Finished, Prompted, Started, Tokens
 
-Event = Started | Tokens | Finished | Failed
+Event = Started | Prompted | Tokens | Finished | Failed
 Emit = Callable[[Sequence[Event]], None]
 
 

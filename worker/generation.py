@@ -13,6 +13,7 @@ from core.protocol import (
     Finished,
     FinishReason,
     Generate,
+    Prompted,
     Started,
     Timings,
     TokenLogprob,
@@ -24,6 +25,9 @@ from worker.detokenize import Detokenizer, TokenText
 from worker.faults import BadRequestError, fault
 from worker.sequence import Sequence
 from worker.step import Sampled
+
+# Logprobs of the prompt in one frame: with 64 alternatives each, they take a megabyte.
+PROMPTED_MAX = 1024
 
 
 def attempt_id(request_id: str, attempt: int) -> str:
@@ -40,13 +44,17 @@ class Answer:
     def __init__(self, sequence: Sequence, text: TokenText, choice: Choice) -> None:
         self.sequence = sequence
         self.finish: FinishReason | None = None
-        self._eos_ids = frozenset() if sequence.sampling.ignore_eos else text.eos_ids
+        eos_ids = frozenset() if sequence.sampling.ignore_eos else text.eos_ids
+        self._end_ids = eos_ids | frozenset(sequence.sampling.stop_ids)
         self._detokenizer = Detokenizer(text, sequence.sampling.stop)
         self._unsent = self._replay(choice)
 
     def accept(self, sampled: Sampled) -> Tokens:
         """Take a new token, which the sequence already has."""
-        released = self._advance(sampled.token_id) + self._close()
+        released = self._advance(sampled.token_id, self.sequence.num_output)
+        if sampled.ends and not self.finish:
+            self.finish = "stop"
+        released += self._close()
         logprobs = None if sampled.logprob is None else (sampled.logprob,)
         return self._tokens((sampled.token_id,), released, logprobs)
 
@@ -58,8 +66,8 @@ class Answer:
     def _replay(self, choice: Choice) -> str:
         """Catch up with what earlier attempts produced; returns text they did not release."""
         released = ""
-        for token_id in choice.output_ids:
-            released += self._advance(token_id)
+        for count, token_id in enumerate(choice.output_ids, 1):
+            released += self._advance(token_id, count)
             if self.finish:
                 break
         released += self._close()
@@ -67,9 +75,15 @@ class Answer:
             raise BadRequestError("released_chars is beyond the text of output_ids")
         return released[choice.released_chars :]
 
-    def _advance(self, token_id: int) -> str:
-        released = self._detokenizer.append(token_id)
-        if self._detokenizer.stopped is not None or token_id in self._eos_ids:
+    def _advance(self, token_id: int, count: int) -> str:
+        """The text that a token sets free, of which there are `count` with it."""
+        least = self.sequence.sampling.min_tokens
+        # min_tokens come before an end, and may hold all of a stop string. An end has no text.
+        if token_id in self._end_ids and count > least:
+            self.finish = "stop"
+            return ""
+        released = self._detokenizer.append(token_id, may_stop=count >= least)
+        if self._detokenizer.stopped is not None:
             self.finish = "stop"
         return released
 
@@ -130,6 +144,13 @@ class Generation:
         )
         return [started, *(answer.closed_by_replay() for answer in closed)]
 
+    def prompted(self, start: int, logprobs: tuple[TokenLogprob, ...]) -> list[Prompted]:
+        """A step told logprobs of the prompt's tokens from `start` on."""
+        return [
+            Prompted(start=start + at, logprobs=logprobs[at : at + PROMPTED_MAX])
+            for at in range(0, len(logprobs), PROMPTED_MAX)
+        ]
+
     def accept(self, sequence: Sequence, sampled: Sampled, now_ms: float) -> Tokens:
         """A step produced a token of this sequence."""
         self._output_tokens += 1
@@ -145,6 +166,14 @@ class Generation:
     def failed(self, code: str, message: str) -> Failed:
         """The last word on a fault that is ours: another replica may do better."""
         return Failed(code=code, message=message, retryable=True, usage=self.usage)
+
+    def undrawn(self, sampled: Sampled) -> Failed:
+        """The last word on a token that could not be drawn, ours or the request's own fault."""
+        if sampled.unanswerable:
+            return Failed(
+                code="bad_request", message=sampled.fault, retryable=False, usage=self.usage
+            )
+        return self.failed("internal", sampled.fault)
 
     @property
     def usage(self) -> Usage:
@@ -194,6 +223,10 @@ def open_generation(
         raise BadRequestError(problem)
     root = chain_root(request.version, request.tenant_salt)
     name = attempt_id(request.request_id, request.attempt)
+    # Whoever resumes an answer has heard all of its prompt's logprobs, which come first.
+    tells_prompt = request.sampling.prompt_logprobs is not None and not any(
+        choice.output_ids for choice in request.choices
+    )
     answers = [
         Answer(
             Sequence(
@@ -207,10 +240,11 @@ def open_generation(
                 service_class=request.service_class,
                 deadline_ms=request.deadline_ms,
                 context_tokens=context_tokens,
+                tells_prompt=tells_prompt and place == 0,
             ),
             text,
             choice,
         )
-        for choice in request.choices
+        for place, choice in enumerate(request.choices)
     ]
     return Generation(request, answers, arrived_ms)

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from core.protocol import Sampling
+from worker.faults import BAD_WORD_TOKENS_MAX
 from worker.sampler_columns import Columns, Slots
 from worker.step import Opening
 
-# Most tokens of a bad word, and so of an answer's end that is kept to match them with.
-WORD_TOKENS_MAX = 32
-_BEGUN_MAX = WORD_TOKENS_MAX - 1
+# Most tokens of an answer's end, kept to match bad words with.
+_BEGUN_MAX = BAD_WORD_TOKENS_MAX - 1
 # Neither is an id: what is before an answer's first token, and what matches whatever is there.
 _BEFORE, _ANY = -2, -1
 _NOTHING = np.zeros(0, dtype=np.int64)

@@ -134,8 +134,9 @@ class Stepper:
             return
         self._failures_in_a_row = 0
         self._computed_tokens += plan.num_tokens
-        self._output_tokens += len(result.sampled)
-        self._tell(self.scheduler.complete(plan, result))
+        self._output_tokens += sum(not sampled.fault for sampled in result.sampled)
+        outbox = self._tell_prompts(plan, result)
+        self._tell(self.scheduler.complete(plan, result), outbox)
 
     def deliver(self, name: str, emit: Emit, events: abc.Sequence[Event]) -> bool:
         """Call `emit`; False when it raised."""
@@ -192,18 +193,31 @@ class Stepper:
         drawn = sum(row.draw is not None for row in plan.rows)
         if len(result.sampled) != drawn:
             raise RunnerError(f"{len(result.sampled)} tokens for {drawn} draws")
-        if any(not 0 <= sampled.token_id < self._vocab_size for sampled in result.sampled):
+        good = [sampled.token_id for sampled in result.sampled if not sampled.fault]
+        if any(not 0 <= token_id < self._vocab_size for token_id in good):
             raise RunnerError("a token is outside the vocabulary")
+        wanted = [len(row.targets) for row in plan.rows if row.targets]
+        if [len(told) for told in result.targets] != wanted:
+            raise RunnerError("not the logprobs that were asked for")
 
     def _announce(self, live: Live) -> None:
         self._send(live, live.generation.start(self._config.boot_id, monotonic_ms()))
 
-    def _tell(self, drawn: list[tuple[Sequence, Sampled]]) -> None:
-        now_ms = monotonic_ms()
+    def _tell_prompts(self, plan: StepPlan, result: StepResult) -> dict[Live, list[Event]]:
         outbox: dict[Live, list[Event]] = {}
+        for sequence, start, logprobs in self.scheduler.prompted(plan, result):
+            live = self._live[sequence.request]
+            outbox.setdefault(live, []).extend(live.generation.prompted(start, logprobs))
+        return outbox
+
+    def _tell(self, drawn: list[tuple[Sequence, Sampled]], outbox: dict[Live, list[Event]]) -> None:
+        now_ms = monotonic_ms()
         for sequence, sampled in drawn:
             live = self._live.get(sequence.request)
             if live is None:
+                continue
+            if sampled.fault:
+                self._end(live, live.generation.undrawn(sampled), outbox.pop(live, []))
                 continue
             try:
                 tokens = live.generation.accept(sequence, sampled, now_ms)

@@ -161,3 +161,35 @@ def test_after_each_character_all_that_is_safe_has_left_and_nothing_more(text, s
             (k for stop in stops for k in range(len(stop)) if so_far.endswith(stop[:k])), default=0
         )
         assert released == so_far[: len(so_far) - held]
+
+
+def allowed_from(pieces, stops, first):
+    """The specification of stop strings that count from piece `first` on."""
+    text = ""
+    for token, piece in enumerate(pieces):
+        for char in piece:
+            text += char
+            completed = [stop for stop in stops if text.endswith(stop)]
+            if completed and token >= first:
+                longest = max(completed, key=len)
+                return text[: -len(longest)], longest
+    return text, None
+
+
+# vllm 15967, 21987: min_tokens was ignored by stop strings.
+@given(
+    pieces=st.lists(st.text("ab", max_size=3), max_size=12),
+    stops=st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
+    first=st.integers(0, 13),
+)
+@example(pieces=["ab", "a", "b"], stops=["ab"], first=1)  # before it counts, and after
+@example(pieces=["a", "b"], stops=["ab"], first=1)  # begun before
+def test_a_stop_string_completed_too_early_is_text_like_any_other(pieces, stops, first):
+    detokenizer = Detokenizer(Pieces([piece.encode() for piece in pieces]), stops)
+    text = ""
+    for token in range(len(pieces)):
+        text += detokenizer.append(token, may_stop=token >= first)
+        if detokenizer.stopped is not None:
+            break
+    text += detokenizer.finish()
+    assert (text, detokenizer.stopped) == allowed_from(pieces, stops, first)
