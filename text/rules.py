@@ -2,26 +2,48 @@
 
 Thread-safe. Every function is plain and may take milliseconds on long texts: call it in a
 thread from an event loop (encoding and rendering of long texts; the encoder releases the
-GIL). Two invariants: no character of message content ever becomes a control token, and for
-content without control tokens the ids are Hugging Face's `apply_chat_template`'s own.
+GIL). Two invariants: no character of message content, of a tool or of a call ever becomes a
+control token, and for content without control tokens the ids are Hugging Face's
+`apply_chat_template`'s own. A template that does not speak of tools has them spelled out.
 """
 
 import datetime as dt
 import json
 from collections.abc import Sequence
+from functools import cached_property
+from itertools import takewhile, zip_longest
 from pathlib import Path
 
 import msgspec
 from tokenizers import Tokenizer
 
-from text.chat import ChatMessage, TemplateRefusedError, TextRefusedError
+from text.chat import Chat, ChatMessage, TemplateRefusedError, TextRefusedError
 from text.control import ControlTokens, Rendered, choose_mark, unmark
 from text.gguf_tokenizer import read_gguf
 from text.hf_tokenizer import read_hf
 from text.parts import TokenizerFilesError, TokenizerParts
 from text.sampling import SamplingDefaults, read_sampling
-from text.template import ChatTemplate
+from text.template import PLAIN_STYLE, ChatTemplate
 from text.token_bytes import token_bytes_table
+from text.tool_format import MARKS, ToolFormat, tool_format
+from text.tool_style import ToolStyle, tool_style
+from text.tool_text import spelled
+
+
+class ChatPrompt(msgspec.Struct, frozen=True):
+    """A prompt's ids, and how many of the first it shares with each beginning asked about."""
+
+    ids: list[int]
+    shared: tuple[int, ...]
+
+
+class _Run(msgspec.Struct, frozen=True):
+    """The characters [start, end) of a prompt, plain text or one control token, as ids."""
+
+    start: int
+    end: int
+    ids: Sequence[int]
+    control: bool
 
 
 class TextRules:
@@ -36,7 +58,8 @@ class TextRules:
             None if parts.template is None else ChatTemplate(parts.template, parts.variables)
         )
         self._prefix_ids = list(parts.prefix_ids)
-        self._bytes = token_bytes_table(parts.tokenizer, self._control.ids, parts.vocab_size)
+        silent = {token.id for token in parts.control if token.text not in MARKS}
+        self._bytes = token_bytes_table(parts.tokenizer, silent, parts.vocab_size)
         self.eos_ids = parts.eos_ids
         self.vocab_size = parts.vocab_size
         self.context_tokens = parts.context_tokens
@@ -56,26 +79,29 @@ class TextRules:
         return cls(parts, read_sampling(directory))
 
     def chat_ids(self, messages: Sequence[ChatMessage], *, day: dt.date | None = None) -> list[int]:
+        """The prompt of a chat without tools, as `prompt` makes it."""
+        return self.prompt(Chat(tuple(messages)), day=day).ids
+
+    def prompt(
+        self, chat: Chat, beginnings: Sequence[Chat] = (), *, day: dt.date | None = None
+    ) -> ChatPrompt:
         """The prompt of a chat, open for the assistant's answer.
 
-        `day` is for templates that write the date; without it they fall back or refuse.
-        Raises TextRefusedError; TemplateRefusedError when it is the template that refuses.
+        `beginnings` are chats that begin as this one does; one that the template does not take
+        shares nothing. `day` is for templates that write the date; without it they fall back
+        or refuse. Raises TextRefusedError; TemplateRefusedError when it is the template that
+        refuses.
         """
-        rendered = self._render(messages, day)
-        ids: list[int] = []
-        runs: list[str] = []
-        slots: list[int | None] = []  # a control id, or None where a run belongs
-        position = 0
-        for match in self._control.find(rendered):
-            runs.append(rendered.text[position : match.start])
-            slots += [None, match.id]
-            position = match.end
-        runs.append(rendered.text[position:])
-        slots.append(None)
-        encoded = iter(self._encode_runs(runs))
-        for slot in slots:
-            ids += next(encoded) if slot is None else (slot,)
-        return ids
+        rendered = self._render(chat, day)
+        runs = self._runs(rendered)
+        shared = tuple(self._shared(rendered.text, runs, each, day) for each in beginnings)
+        return ChatPrompt([id_ for run in runs for id_ in run.ids], shared)
+
+    @cached_property
+    def tool_format(self) -> ToolFormat:
+        """How this model writes tool calls."""
+        source = None if self._template is None else self._template.source
+        return tool_format(source, takes_tools=self._style.calls is not None)
 
     def plain_ids(self, text: str) -> list[int]:
         """The prompt of a completion: the text, after the model's own start token if it has one.
@@ -92,24 +118,73 @@ class TextRules:
         """What one token adds to the text: b"" for control tokens and ids that mean nothing."""
         return self._bytes[id] if 0 <= id < len(self._bytes) else b""
 
-    def _render(self, messages: Sequence[ChatMessage], day: dt.date | None) -> Rendered:
+    @cached_property
+    def _style(self) -> ToolStyle:
         if self._template is None:
-            raise TemplateRefusedError("this model has no chat template; use plain completions")
-        plain = self._template.render(messages, day)
-        mark = choose_mark([plain, *(message.content for message in messages)])
-        marked = [
-            msgspec.structs.replace(message, content=self._control.mark(message.content, mark))
-            for message in messages
-        ]
-        if all(a.content == b.content for a, b in zip(messages, marked, strict=True)):
+            return ToolStyle(None, several=True, system=True)
+        return tool_style(self._template)
+
+    def _render(self, chat: Chat, day: dt.date | None) -> Rendered:
+        told = self._told(chat)
+        plain = self._write(told, day)
+        mark = choose_mark([plain, *told.texts()])
+        marked = told.mapped(lambda text: self._control.mark(text, mark))
+        if marked == told:
             return Rendered(plain)
-        rendered = unmark(self._template.render(marked, day), mark)
+        rendered = unmark(self._write(marked, day), mark)
         if rendered.text != plain:
             raise TemplateRefusedError(
                 "the messages hold characters of control tokens, and this model's chat template "
                 "rewrites content in a way that loses track of them"
             )
         return rendered
+
+    def _told(self, chat: Chat) -> Chat:
+        """The chat as the template can take it."""
+        if not chat.has_tools:
+            return chat
+        if self._style.calls is None:
+            return spelled(chat, system=self._style.system)
+        return chat if self._style.several else chat.one_call_at_a_time()
+
+    def _write(self, chat: Chat, day: dt.date | None) -> str:
+        if self._template is None:
+            raise TemplateRefusedError("this model has no chat template; use plain completions")
+        style = self._style.calls if chat.has_tools else None
+        return self._template.render(
+            chat.messages, day, tools=chat.tools, style=style or PLAIN_STYLE
+        )
+
+    def _shared(self, text: str, runs: Sequence[_Run], beginning: Chat, day: dt.date | None) -> int:
+        try:
+            other = self._write(self._told(beginning), day)
+        except TemplateRefusedError:
+            return 0
+        same = _same_chars(text, other)
+        tokens = 0
+        for run in runs:
+            if run.end <= same:
+                tokens += len(run.ids)
+                continue
+            if not run.control and run.start < same:
+                tokenizer = self._inner if run.start else self._tokenizer
+                (cut,) = self._encode(tokenizer, [text[run.start : same]])
+                tokens += _same_ids(run.ids, cut)
+            break
+        return tokens
+
+    def _runs(self, rendered: Rendered) -> list[_Run]:
+        matches = list(self._control.find(rendered))
+        starts = [0, *(match.end for match in matches)]
+        ends = [*(match.start for match in matches), len(rendered.text)]
+        bounds = list(zip(starts, ends, strict=True))
+        encoded = self._encode_runs([rendered.text[start:end] for start, end in bounds])
+        runs = []
+        for (start, end), ids, match in zip_longest(bounds, encoded, matches):
+            runs.append(_Run(start, end, ids, control=False))
+            if match is not None:
+                runs.append(_Run(match.start, match.end, (match.id,), control=True))
+        return runs
 
     def _encode_runs(self, runs: list[str]) -> list[list[int]]:
         """Ids of runs of plain text that follow one another; a control id cannot come out."""
@@ -137,3 +212,20 @@ def _inner_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
     copy = Tokenizer.from_str(inner)
     copy.encode_special_tokens = True
     return copy
+
+
+def _same_chars(one: str, other: str) -> int:
+    """How many characters both begin with."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _same_ids(one: Sequence[int], other: Sequence[int]) -> int:
+    pairs = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    return sum(1 for _ in pairs)

@@ -12,18 +12,30 @@ from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
+import msgspec
 from jinja2 import nodes
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from text.chat import ROLES, ChatMessage, TemplateRefusedError
+from text.chat import ROLES, ChatCall, ChatMessage, ChatTool, TemplateRefusedError
 
 # A template repeats its own phrases for every message and may repeat content a little (a
 # system prompt moved into the first turn); anything past this is a runaway loop.
 TEMPLATE_CHARS_MAX = 256 * 1024
 CONTENT_REPEAT_MAX = 4
 MESSAGE_CHARS_MAX = 1024
+JSON_REPEAT_MAX = 16  # of tools and arguments, which templates indent
+
+
+class CallStyle(msgspec.Struct, frozen=True):
+    """How a template takes a turn's calls; `empty` is the content of a turn that has none."""
+
+    arguments_as_text: bool
+    empty: str | None
+
+
+PLAIN_STYLE = CallStyle(arguments_as_text=False, empty="")
 
 
 class ChatTemplate:
@@ -41,13 +53,22 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise TemplateRefusedError(f"the chat template does not parse: {error}") from error
 
-    def render(self, messages: Sequence[ChatMessage], day: dt.date | None = None) -> str:
+    def render(
+        self,
+        messages: Sequence[ChatMessage],
+        day: dt.date | None = None,
+        *,
+        tools: Sequence[ChatTool] = (),
+        style: CallStyle = PLAIN_STYLE,
+    ) -> str:
         """The prompt, open for the assistant's answer. Raises TemplateRefusedError."""
         for message in messages:
             if message.role not in ROLES:
                 raise TemplateRefusedError(f"no chat template takes the role {message.role!r}")
         try:
-            return self._collect(self._context(messages, day), _chars_max(messages))
+            context = self._context([_message(message, style) for message in messages], day)
+            context["tools"] = [tool.described for tool in tools] or None
+            return self._collect(context, _chars_max(messages, tools))
         except TemplateRefusedError:
             raise
         except Exception as error:  # foreign code: whatever it raises is its refusal
@@ -65,11 +86,10 @@ class ChatTemplate:
             pieces.append(piece)
         return "".join(pieces)
 
-    def _context(self, messages: Sequence[ChatMessage], day: dt.date | None) -> dict[str, Any]:
+    def _context(self, messages: list[dict[str, Any]], day: dt.date | None) -> dict[str, Any]:
         context: dict[str, Any] = {
             **self._variables,
-            "messages": [{"role": m.role, "content": m.content} for m in messages],
-            "tools": None,
+            "messages": messages,
             "documents": None,
             "add_generation_prompt": True,
         }
@@ -78,9 +98,33 @@ class ChatTemplate:
         return context
 
 
-def _chars_max(messages: Sequence[ChatMessage]) -> int:
+def _message(message: ChatMessage, style: CallStyle) -> dict[str, Any]:
+    shown: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.calls:
+        shown["content"] = message.content or style.empty
+        shown["tool_calls"] = [_call(call, style) for call in message.calls]
+    if message.role == "tool":
+        shown |= {"tool_call_id": message.call_id, "name": message.name}
+    return shown
+
+
+def _call(call: ChatCall, style: CallStyle) -> dict[str, Any]:
+    arguments = _tojson(call.arguments) if style.arguments_as_text else call.arguments
+    function = {"name": call.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _chars_max(messages: Sequence[ChatMessage], tools: Sequence[ChatTool]) -> int:
     content = sum(len(message.content) for message in messages)
-    return TEMPLATE_CHARS_MAX + CONTENT_REPEAT_MAX * content + MESSAGE_CHARS_MAX * len(messages)
+    written = [tool.described for tool in tools]
+    written += [call.arguments for message in messages for call in message.calls]
+    json_chars = sum(len(_tojson(each)) for each in written)
+    return (
+        TEMPLATE_CHARS_MAX
+        + CONTENT_REPEAT_MAX * content
+        + JSON_REPEAT_MAX * json_chars
+        + MESSAGE_CHARS_MAX * (len(messages) + len(written))
+    )
 
 
 class _Generation(jinja2.ext.Extension):
