@@ -150,6 +150,7 @@ class Nack(msgspec.Struct, frozen=True, kw_only=True, tag="nack"):
 
     reason: str  # full | draining | wrong_version | fits_never | journal_full | duplicate
     fits_never: bool = False
+    detail: str = ""  # the arithmetic, for a log
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
@@ -253,7 +254,7 @@ class FrameReader:
 
     >>> reader = FrameReader()
     >>> list(reader.feed(encode_frame(Nack(reason="full"))))
-    [Nack(reason='full', fits_never=False)]
+    [Nack(reason='full', fits_never=False, detail='')]
     """
 
     def __init__(self) -> None:

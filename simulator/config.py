@@ -53,4 +53,5 @@ def engine_config(dice: Random) -> SchedulerConfig:
         block_tokens=block_tokens,
         max_batched_tokens=dice.choice((8, 16, 64)),
         max_sequences=dice.randint(3, 8),
+        host_blocks=dice.choice((0, 0, whole // 4, whole)),
     )

@@ -77,7 +77,8 @@ class Engine:
         watch: EngineWatch,
     ) -> None:
         self.config = config
-        self.scheduler = Scheduler(config, pool_type(config.kv_blocks, config.block_tokens))
+        pool = pool_type(config.kv_blocks, config.block_tokens, host_blocks=config.host_blocks)
+        self.scheduler = Scheduler(config, pool)
         self.failure_chance = 0.0  # of a step
         self.touched = True  # since an invariant last looked
         self.steps = 0
@@ -88,7 +89,9 @@ class Engine:
         self._dice = dice
         self._watch = watch
         self._text = Letters()
-        self._runner = SimulatedRunner(config.kv_blocks, config.block_tokens, self._salt_of)
+        self._runner = SimulatedRunner(
+            config.kv_blocks, config.block_tokens, self._salt_of, host_blocks=config.host_blocks
+        )
         self._numbers = count(1)
         self._salts: dict[int, bytes] = {}
         self._live: dict[str, _Live] = {}
@@ -168,7 +171,7 @@ class Engine:
         self._collect()
         for name in sorted(self.scheduler.expired(self._clock.now_ms)):
             self._finish(self._live[name], "expired")
-        plan = self.scheduler.schedule()
+        plan = self.scheduler.schedule(self._clock.now_ms)
         if plan is None:
             self._is_stepping = False
             return
@@ -178,8 +181,10 @@ class Engine:
             if not live.generation.started:
                 live.emit(live.generation.start(self._boot_id, self._clock.now_ms))
                 self._watch.started(live.key, live.generation.usage.cached_tokens)
+        step_ms = self._step_ms(plan)
+        self.scheduler.observed(plan, step_ms)
         self._clock.after(
-            self._step_ms(plan), f"{self._name} stepped {plan.num_tokens}", lambda: self._end(plan)
+            step_ms, f"{self._name} stepped {plan.num_tokens}", lambda: self._end(plan)
         )
 
     def _collect(self) -> None:
@@ -206,6 +211,7 @@ class Engine:
         self.touched = True
         self.steps += 1
         if self._dice.random() < self.failure_chance:
+            self.scheduler.failed(plan)
             for name in self.scheduler.requests_in(plan):
                 live = self._live[name]
                 self._close(live, live.generation.failed("internal", "a step failed"))

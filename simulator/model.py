@@ -37,21 +37,32 @@ class Letters:
 class SimulatedRunner:
     """Implements `worker.step.Runner`, and asserts what a plan promises."""
 
-    def __init__(self, num_blocks: int, block_tokens: int, salt_of: SaltOf) -> None:
+    def __init__(
+        self, num_blocks: int, block_tokens: int, salt_of: SaltOf, *, host_blocks: int = 0
+    ) -> None:
         self._block_tokens = block_tokens
         self._salt_of = salt_of
         self._kv = [[0] * block_tokens for _ in range(num_blocks)]
+        self._host_kv = [[0] * block_tokens for _ in range(host_blocks)]
         self._slots: dict[int, Opening] = {}
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Write KV, then draw."""
         _assert_apart(plan, self._block_tokens)
-        sources = [list(self._kv[source]) for source, _ in plan.copies]
-        for (_, destination), values in zip(plan.copies, sources, strict=True):
-            self._kv[destination] = values
+        self._move(plan)
         for row in plan.rows:
             self._write(row)
         return StepResult(sampled=tuple(self._draw(row, row.draw) for row in plan.rows if row.draw))
+
+    def _move(self, plan: StepPlan) -> None:
+        """All sources are read before any destination is written."""
+        read = [
+            (self._kv, destination, list(self._kv[source])) for source, destination in plan.copies
+        ]
+        read += [(self._host_kv, to, list(self._kv[source])) for source, to in plan.moves_out]
+        read += [(self._kv, to, list(self._host_kv[source])) for source, to in plan.moves_in]
+        for memory, destination, values in read:
+            memory[destination] = values
 
     def _write(self, row: Row) -> None:
         size = self._block_tokens

@@ -1,22 +1,14 @@
-"""What fits: ever, into the waiting list, and beside what already runs.
+"""The bounds of an engine, and its door: what fits ever, and what fits into the waiting list.
 
-The first two are refusals at the door (`refuse`). The third is a forecast: a running sequence
-will still grow, though rarely to its limit, and admitting by what is free today would only
-buy preemptions tomorrow. Nothing here changes the pool.
+What fits beside all that runs already is for `scheduler` to say, by `forecast`.
 """
 
-import math
 from collections import abc
 
 import msgspec
 
 from core.protocol import Nack
 from worker.sequence import Sequence
-
-# How fast the expected share follows finished sequences, and what a preemption adds to it:
-# one wrong forecast outweighs two finished sequences that ended at once.
-_LEARN = 1 / 16
-_PREEMPTED = 1 / 8
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +23,15 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     patience_steps: int = 128  # a sequence that waited longer is passed by nobody
     expected_share: float = 0.5  # of its remaining output that a sequence will use, at first
     headroom_share: float = 0.03  # of the pool that admission leaves free
+    host_blocks: int = 0  # in host memory, for what is evicted and preempted; 0 is none
+    marked_share: float = 0.5  # of either memory that cache marks may keep from eviction
+    # Prefill beside decodes is bounded so that a step lasts at most `itl_target_ms`; where that
+    # is 0, `itl_stretch` times a step of those decodes alone; where both are 0, not at all.
+    itl_target_ms: float = 0.0
+    itl_stretch: float = 1.6
+    # What moving a block to or from host memory and a token's prefill take, until measured.
+    copy_block_ms: float = 0.1
+    token_ms: float = 0.1
 
     def __post_init__(self) -> None:
         for name in ("kv_blocks", "context_tokens", "block_tokens", "max_sequences"):
@@ -40,8 +41,15 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("max_batched_tokens must hold one token of each of max_sequences")
         if self.waiting_tokens_max < 0 or self.patience_steps < 0:
             raise ValueError("waiting_tokens_max and patience_steps must not be negative")
-        if not (0 <= self.expected_share <= 1 and 0 <= self.headroom_share < 1):
-            raise ValueError("expected_share and headroom_share are shares of one")
+        shares = (self.expected_share, self.headroom_share, self.marked_share)
+        if min(shares) < 0 or max(shares) > 1 or self.headroom_share == 1:
+            raise ValueError("expected_share, headroom_share and marked_share are shares of one")
+        if self.host_blocks < 0 or self.itl_target_ms < 0:
+            raise ValueError("host_blocks and itl_target_ms must not be negative")
+        if self.itl_stretch and self.itl_stretch < 1:
+            raise ValueError("itl_stretch is 0 or at least 1")
+        if not (self.copy_block_ms > 0 and self.token_ms > 0):
+            raise ValueError("copy_block_ms and token_ms must be above 0")
 
     @property
     def waiting_bound(self) -> int:
@@ -64,48 +72,27 @@ def refuse(
 ) -> Nack | None:
     """Whether one request may enter, beside `waiting_tokens` that wait already.
 
-    In this order: `fits_never`, `full`. A request larger than the whole bound enters an empty
-    waiting list, or it never would.
+    In this order: `fits_never`, `full`; the detail is the arithmetic. A request larger than the
+    whole bound enters an empty waiting list, or it never would.
     """
     for sequence in sequences:
-        no_room_in_context = sequence.num_tokens >= sequence.final_tokens
-        if no_room_in_context or config.blocks_for(sequence.positions_max) > config.kv_blocks:
-            return Nack(reason="fits_never", fits_never=True)
-    if waiting_tokens and waiting_tokens + prefill_tokens(sequences) > config.waiting_bound:
-        return Nack(reason="full")
+        detail = _fits_never(config, sequence)
+        if detail:
+            return Nack(reason="fits_never", fits_never=True, detail=detail)
+    tokens = prefill_tokens(sequences)
+    if waiting_tokens and waiting_tokens + tokens > config.waiting_bound:
+        detail = f"{waiting_tokens} tokens wait and {tokens} came, of {config.waiting_bound}"
+        return Nack(reason="full", detail=detail)
     return None
 
 
-class Forecast:
-    """Learns which share of their allowed output sequences use, and expects it of the next."""
-
-    def __init__(self, config: SchedulerConfig) -> None:
-        self._config = config
-        self.share = config.expected_share
-        self.headroom = math.ceil(config.headroom_share * config.kv_blocks)
-
-    def blocks(self, sequence: Sequence) -> int:
-        """Blocks it is expected to hold at the end, and at least those for its tokens now."""
-        allowed = sequence.final_tokens - sequence.num_tokens
-        positions = sequence.num_tokens + math.ceil(self.share * allowed)
-        return self._config.blocks_for(min(positions, sequence.positions_max))
-
-    def blocks_with_forks(self, sequence: Sequence) -> int:
-        """The same for a sequence and the choices that will share its prompt's full blocks."""
-        shared = sequence.num_prompt // self._config.block_tokens
-        return self.blocks(sequence) + sum(self.blocks(fork) - shared for fork in sequence.forks)
-
-    def growth(self, sequence: Sequence) -> int:
-        """Blocks that a running sequence is expected to take yet."""
-        return max(0, self.blocks_with_forks(sequence) - len(sequence.blocks))
-
-    def finished(self, sequence: Sequence) -> None:
-        """It ended by itself: learn how much it used."""
-        used = sequence.num_new / (
-            sequence.final_tokens - sequence.num_prompt - sequence.num_resumed
-        )
-        self.share += (used - self.share) * _LEARN
-
-    def preempted(self) -> None:
-        """The forecast was too low."""
-        self.share = min(1.0, self.share + _PREEMPTED)
+def _fits_never(config: SchedulerConfig, sequence: Sequence) -> str:
+    if sequence.num_tokens >= sequence.final_tokens:
+        return f"{sequence.num_tokens} tokens leave none of {sequence.final_tokens} for an answer"
+    blocks = config.blocks_for(sequence.positions_max)
+    if blocks <= config.kv_blocks:
+        return ""
+    return (
+        f"{sequence.positions_max} positions in blocks of {config.block_tokens} take {blocks}"
+        f" blocks of {config.kv_blocks}"
+    )

@@ -1,83 +1,60 @@
-"""The KV pool's bookkeeping: fixed blocks, reference counts, prefix cache, LRU of the freed.
+"""The KV pool's bookkeeping: fixed blocks, reference counts, prefix cache, a second tier.
 
-No KV is here, only who holds which block. A block is free (no content), cached (no holder,
-content kept, may be evicted) or in use, and the three always sum to the pool.
+No KV is here, only who holds which block. A full, computed block is *published*: others find
+it by its content (`prefix`). One that is evicted moves to a host block, where there is one to
+take, and is moved back when it is hit. Both are decided here and done by the step's plan:
 
-A full, computed block is *published* under a hash chained over its whole prefix, rooted in
-the model version and the tenant's salt. The hash only finds candidates: a match also compares
-the tokens and the identity of the parent, so that a collision cannot lend one prompt's KV to
-another (the attack of GHSA-rm76-4mrf-v9r8).
+    taken    evicted from a device block, to host ──► moves_out ──┐ all are read before any
+    held     found in host memory, to a new block ──► moves_in  ──┘ of them is written
+
+Invariant: what a host block is to receive in this step is not read in this step.
 """
 
-import hashlib
-from array import array
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
-HashFunction = Callable[[bytes], bytes]
+from worker.prefix import Chain, Content, HashFunction, sha256
+from worker.published import Published
+from worker.tier import Tier
 
-# Domains: what is hashed as a root can never be hashed as a block, whatever a tenant sends.
-_ROOT = b"headworks.kv.root.1\0"
-_BLOCK = b"headworks.kv.block.1\0"
-
-
-def chain_root(version: str, salt: bytes) -> bytes:
-    """What the chain of one tenant's prefixes on one model version starts from.
-
-    Injective: each part carries its length, so no two (version, salt) pairs share a root.
-    """
-    parts = (version.encode(), salt)
-    return _ROOT + b"".join(len(part).to_bytes(4, "big") + part for part in parts)
-
-
-def _sha256(message: bytes) -> bytes:
-    return hashlib.sha256(message).digest()
-
-
-class _Content:
-    """What some blocks hold: these tokens after that parent. One object per distinct content."""
-
-    __slots__ = ("blocks", "digest", "parent", "root", "tokens")
-
-    def __init__(
-        self, digest: bytes, root: bytes, parent: "_Content | None", tokens: tuple[int, ...]
-    ) -> None:
-        self.digest = digest
-        self.root = root
-        self.parent = parent
-        self.tokens = tokens
-        self.blocks: list[int] = []
+Copy = tuple[int, int]  # source, destination
+Moves = tuple[Copy, ...]
 
 
 class BlockPool:
-    """`num_blocks` blocks of `block_tokens` positions each.
+    """`num_blocks` blocks of `block_tokens` positions each, and `host_blocks` in host memory.
 
-    `hash_block` is injectable so that tests can make it collide.
+    Marks keep at most `marked_share` of either. `hash_block` is injectable so that tests can
+    make it collide.
     """
 
     def __init__(
-        self, num_blocks: int, block_tokens: int, hash_block: HashFunction = _sha256
+        self,
+        num_blocks: int,
+        block_tokens: int,
+        *,
+        host_blocks: int = 0,
+        marked_share: float = 0.5,
+        hash_block: HashFunction = sha256,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
+        self.device = Tier(num_blocks, int(marked_share * num_blocks))
+        self.host = Tier(host_blocks, int(marked_share * host_blocks))
+        self.demotes = True  # what is evicted is worth the move to host memory
         self._hash = hash_block
-        self._refs = [0] * num_blocks
-        self._contents: list[_Content | None] = [None] * num_blocks
-        self._free = list(range(num_blocks - 1, -1, -1))
-        # Least recently freed first. An OrderedDict removes from the middle in O(1), which a
-        # hit needs.
-        self._cached: OrderedDict[int, None] = OrderedDict()
-        self._index: dict[bytes, list[_Content]] = {}
+        self._published = Published(self.device, self.host)
+        self._out: dict[int, int] = {}  # host block: the block that it is to receive
+        self._in: dict[int, int] = {}  # block: the host block that it is to receive
 
     @property
     def num_available(self) -> int:
         """Blocks that can be taken now: free and cached ones."""
-        return len(self._free) + len(self._cached)
+        return self.device.num_available
 
     @property
     def num_cached(self) -> int:
         """Blocks without a holder whose content can still be hit."""
-        return len(self._cached)
+        return self.device.num_cached
 
     @property
     def num_in_use(self) -> int:
@@ -88,136 +65,181 @@ class BlockPool:
         """Blocks that cover this many positions."""
         return -(-positions // self.block_tokens)
 
-    def match(self, root: bytes, tokens: Sequence[int], limit: int) -> list[int]:
-        """Blocks holding the longest published prefix of `tokens[:limit]`. Changes nothing."""
-        found: list[int] = []
-        parent: _Content | None = None
-        for end in range(self.block_tokens, limit + 1, self.block_tokens):
-            parent = self._find(root, parent, tuple(tokens[end - self.block_tokens : end]))
-            if parent is None:
+    def advance(self, now_ms: int) -> None:
+        """Let the marks lapse whose time is over."""
+        self.device.advance(now_ms)
+        self.host.advance(now_ms)
+
+    def chain(self, root: bytes, tokens: Sequence[int]) -> Chain:
+        """The names of one sequence's full blocks. `tokens` may grow."""
+        return Chain(root, tokens, self.block_tokens, self._hash)
+
+    def match(self, chain: Chain, limit: int) -> list[Content]:
+        """The longest published prefix within the chain's first `limit` tokens. Changes nothing."""
+        found: list[Content] = []
+        parent: Content | None = None
+        for index in range(limit // self.block_tokens):
+            parent = self._published.find(chain, index, parent)
+            if parent is None or not (parent.device or parent.host[0] not in self._out):
                 break
-            found.append(parent.blocks[0])
+            found.append(parent)
         return found
 
-    def num_unheld(self, blocks: Iterable[int]) -> int:
-        """How many of these would leave `num_available` if they were held."""
-        return sum(not self._refs[block] for block in blocks)
+    def num_unheld(self, contents: Iterable[Content]) -> int:
+        """How many blocks would leave `num_available` if these were held."""
+        refs = self.device.refs
+        return sum(not (content.device and refs[content.device[0]]) for content in contents)
 
-    def hold(self, blocks: Iterable[int]) -> None:
-        """Add a holder to each: a prefix hit, or a fork's share."""
+    def hold(self, contents: Sequence[Content]) -> list[int]:
+        """A block table for a prefix that `match` found; what is only in host memory moves in."""
+        # First all that others could evict while blocks are taken for the rest.
+        for content in contents:
+            if content.device:
+                self.device.hold(content.device[0])
+        fetched = [(content, content.host[0]) for content in contents if not content.device]
+        for _, host_block in fetched:
+            self.host.hold(host_block)
+        for content, host_block in fetched:
+            block = self.fetch(host_block)
+            self._published.put(block, content)
+        self.host.release([host_block for _, host_block in fetched])
+        return [content.device[0] for content in contents]
+
+    def fetch(self, host_block: int) -> int:
+        """A new block that this step moves in from host memory."""
+        [block] = self.take(1)
+        self._in[block] = host_block
+        return block
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """Add a holder to each."""
         for block in blocks:
-            self._refs[block] += 1
-            self._cached.pop(block, None)
+            self.device.hold(block)
 
     def take(self, count: int) -> list[int]:
         """`count` blocks for writing: free ones, then cached ones, least recently used first."""
         assert count <= self.num_available, "the caller makes room first"
         taken = []
         for _ in range(count):
-            block = self._free.pop() if self._free else self._cached.popitem(last=False)[0]
-            self._evict(block)
-            self._refs[block] = 1
+            block, content = self.device.take()
+            if content is not None:
+                content.device.remove(block)
+                self._evicted(block, content)
             taken.append(block)
         return taken
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Drop one holder of each, given in table order.
-
-        The tail is freed first and so evicted first: a prefix is worth more than what follows
-        it, and a parent is never evicted before its child.
-        """
-        for block in reversed(blocks):
-            assert self._refs[block] > 0, "released twice"
-            self._refs[block] -= 1
-            if self._refs[block]:
-                continue
-            if self._contents[block] is None:
-                self._free.append(block)
-            else:
-                self._cached[block] = None
+        """Drop one holder of each, given in table order: the tail is evicted first."""
+        self.device.release(blocks)
 
     def is_shared(self, block: int) -> bool:
         """Whether writing needs a copy, because another holder reads this block."""
-        return self._refs[block] > 1
+        return self.device.refs[block] > 1
+
+    def is_published(self, block: int) -> bool:
+        """Whether others can find this block."""
+        return self.device.contents[block] is not None
 
     def begin_write(self, block: int) -> None:
         """The only holder is about to write: whatever was published here no longer is."""
-        assert self._refs[block] == 1
-        self._evict(block)
+        assert self.device.refs[block] == 1
+        self._published.take_out(block)
 
-    def publish(
-        self, root: bytes, tokens: Sequence[int], table: Sequence[int], blocks: range
-    ) -> None:
+    def publish(self, chain: Chain, table: Sequence[int], blocks: range) -> None:
         """Let others hit these blocks of the table: all full, computed, and writable before.
 
-        Everything before them in the table is published already.
+        What follows a block that was flushed cannot be found, and is not published.
         """
-        parent = self._contents[table[blocks.start - 1]] if blocks.start else None
+        contents = self.device.contents
+        parent = contents[table[blocks.start - 1]] if blocks.start else None
         for index in blocks:
-            assert (index > 0) == (parent is not None), "a chain has no holes"
-            assert self._contents[table[index]] is None, "published twice"
-            start = index * self.block_tokens
-            held = tuple(tokens[start : start + self.block_tokens])
-            content = self._find(root, parent, held) or self._add(root, parent, held)
-            content.blocks.append(table[index])
-            self._contents[table[index]] = content
-            parent = content
+            assert contents[table[index]] is None, "published twice"
+            if index and parent is None:
+                return
+            parent = self._published.find_or_add(chain, index, parent)
+            self._published.put(table[index], parent)
 
-    def problems(self, tables: Iterable[Sequence[int]]) -> list[str]:
-        """What contradicts the block tables of all holders; empty when all is well."""
-        held: Counter[int] = Counter()
-        for table in tables:
-            held.update(table)
-        found = [
-            f"block {block}: {refs} references, {held[block]} holders"
-            for block, refs in enumerate(self._refs)
-            if refs != held[block]
-        ]
-        for block, refs in enumerate(self._refs):
-            cached = not refs and self._contents[block] is not None
-            listed = self._free.count(block) + (block in self._cached)
-            if (block in self._cached) is not cached or listed != (not refs):
-                found.append(f"block {block}: listed {listed} times, cached {cached}")
-        return found + self._index_problems()
+    def mark(self, block: int, ttl_ms: int) -> None:
+        """Keep what this held block has published for so long after each use, or longer."""
+        content = self.device.contents[block]
+        if content is not None:
+            content.ttl_ms = max(content.ttl_ms, ttl_ms)
 
-    def _index_problems(self) -> list[str]:
-        indexed = {
-            block: content
-            for bucket in self._index.values()
-            for content in bucket
-            for block in content.blocks
-        }
+    # Host memory.
+
+    def num_to_stow(self, blocks: Iterable[int]) -> int:
+        """How many host blocks `stow` would take from those available, all to be written."""
+        contents = (self.device.contents[block] for block in blocks)
+        return sum(content is None or not content.host for content in contents)
+
+    def can_stow(self, blocks: Sequence[int]) -> bool:
+        """Whether host memory has room for them."""
+        hosts = (content.host for b in blocks if (content := self.device.contents[b]) is not None)
+        cached = sum(bool(host) and not self.host.refs[host[0]] for host in hosts)
+        return self.num_to_stow(blocks) + cached <= self.host.num_available
+
+    def stow(self, blocks: Sequence[int], copied: Copy | None = None) -> list[int]:
+        """Hold a host block for each of these, whose KV it has or receives in this step.
+
+        A block that was to be the destination of a copy in this step has its KV at the source.
+        """
+        source, destination = copied or (-1, -1)
+        contents = [self.device.contents[block] for block in blocks]
+        for content in contents:
+            if content is not None and content.host:
+                self.host.hold(content.host[0])
         return [
-            f"block {block}: its content and the index differ"
-            for block, content in enumerate(self._contents)
-            if indexed.get(block) is not content
+            content.host[0]
+            if content is not None and content.host
+            else self._move_out(source if block == destination else block, content)
+            for block, content in zip(blocks, contents, strict=True)
         ]
 
-    def _digest(self, root: bytes, parent: _Content | None, tokens: tuple[int, ...]) -> bytes:
-        before = self._hash(root) if parent is None else parent.digest
-        return self._hash(_BLOCK + before + array("Q", tokens).tobytes())
+    def unstow(self, host_blocks: Sequence[int]) -> None:
+        """Drop a holder of each."""
+        self.host.release(host_blocks)
 
-    def _find(
-        self, root: bytes, parent: _Content | None, tokens: tuple[int, ...]
-    ) -> _Content | None:
-        for content in self._index.get(self._digest(root, parent, tokens), ()):
-            if content.parent is parent and content.tokens == tokens and content.root == root:
-                return content
-        return None
+    def moves(self) -> tuple[Moves, Moves]:
+        """Out and in, of the step that was decided: (source, destination) each. Tells once."""
+        out = tuple((block, host_block) for host_block, block in self._out.items())
+        into = tuple((host_block, block) for block, host_block in self._in.items())
+        self._out, self._in = {}, {}
+        return out, into
 
-    def _add(self, root: bytes, parent: _Content | None, tokens: tuple[int, ...]) -> _Content:
-        content = _Content(self._digest(root, parent, tokens), root, parent, tokens)
-        self._index.setdefault(content.digest, []).append(content)
-        return content
+    def failed(self, out: Moves, into: Moves) -> None:
+        """These moves may not have been made: nobody is to find what they were to bring."""
+        for _, host_block in out:
+            self._published.take_out_of_host(host_block)
+        for _, block in into:
+            self._published.take_out(block)
 
-    def _evict(self, block: int) -> None:
-        content = self._contents[block]
-        if content is None:
+    def flush(self) -> None:
+        """Forget all that is published. Who holds blocks keeps them."""
+        self._published.flush()
+
+    def problems(
+        self, tables: Iterable[Sequence[int]], host_tables: Iterable[Sequence[int]] = ()
+    ) -> list[str]:
+        """What contradicts the block tables of all holders; empty when all is well."""
+        found = self.device.problems(tables)
+        found += [f"host {problem}" for problem in self.host.problems(host_tables)]
+        return found + self._published.problems()
+
+    def _evicted(self, block: int, content: Content) -> None:
+        if content.device or content.host:
             return
-        self._contents[block] = None
-        content.blocks.remove(block)
-        if not content.blocks:
-            bucket = self._index[content.digest]
-            bucket.remove(content)
-            if not bucket:
-                del self._index[content.digest]
+        if self.demotes and self.host.num_takeable(content.ttl_ms):
+            self.host.release([self._move_out(block, content)])
+        else:
+            self._published.drop_unheld(content)
+
+    def _move_out(self, block: int, content: Content | None) -> int:
+        host_block, lost = self.host.take()
+        if lost is not None:
+            lost.host.remove(host_block)
+            self._published.drop_unheld(lost)
+        if content is not None:
+            self._published.put_on_host(host_block, content)
+        # It may be due to receive another that was lost in this same step: not any more.
+        self._out[host_block] = block
+        return host_block

@@ -20,10 +20,10 @@ from core.protocol import (
     Tokens,
     Usage,
 )
-from worker.blocks import chain_root
 from worker.detokenize import Detokenizer, TokenText
 from worker.faults import BadRequestError, fault
-from worker.sequence import Sequence
+from worker.prefix import chain_root
+from worker.sequence import TTL_MS, Sequence
 from worker.step import Sampled
 
 # Logprobs of the prompt in one frame: with 64 alternatives each, they take a megabyte.
@@ -180,9 +180,13 @@ class Generation:
         """Nothing before the first step; from then on the whole prompt."""
         if not self.started or self.came_finished:
             return Usage()
+        reader = self._reader
+        written = reader.written_tokens if reader else {}
         return Usage(
             prompt_tokens=len(self.request.prompt_ids),
-            cached_tokens=self._cached_tokens,
+            cached_tokens=(reader and reader.cached_tokens) or 0,
+            cache_write_5m_tokens=written.get(TTL_MS["5m"], 0),
+            cache_write_1h_tokens=written.get(TTL_MS["1h"], 0),
             output_tokens=self._output_tokens,
         )
 
@@ -192,10 +196,10 @@ class Generation:
         return self.complete and not self._output_tokens
 
     @property
-    def _cached_tokens(self) -> int:
+    def _reader(self) -> Sequence | None:
         # Only the first of a request's sequences is admitted by itself; the others share.
-        hits = (answer.sequence.cached_tokens for answer in self._answers.values())
-        return next((hit for hit in hits if hit is not None), 0)
+        sequences = (answer.sequence for answer in self._answers.values())
+        return next((each for each in sequences if each.cached_tokens is not None), None)
 
     def _timings(self, now_ms: float) -> Timings:
         started = now_ms if self._started_ms is None else self._started_ms
@@ -221,7 +225,7 @@ def open_generation(
     problem = fault(request, text)
     if problem is not None:
         raise BadRequestError(problem)
-    root = chain_root(request.version, request.tenant_salt)
+    root = chain_root(request.version, "", request.tenant_salt)
     name = attempt_id(request.request_id, request.attempt)
     # Whoever resumes an answer has heard all of its prompt's logprobs, which come first.
     tells_prompt = request.sampling.prompt_logprobs is not None and not any(
@@ -241,6 +245,7 @@ def open_generation(
                 deadline_ms=request.deadline_ms,
                 context_tokens=context_tokens,
                 tells_prompt=tells_prompt and place == 0,
+                marks=request.cache_marks,
             ),
             text,
             choice,

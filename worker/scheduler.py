@@ -4,54 +4,72 @@ There are no phases. Prefill, chunk, decode, the tail after a prefix hit and the
 after a preemption are that one number: each step tries to make `num_computed` catch up.
 
     1. decodes    every running sequence with one token to go, by class and arrival
-    2. prefills   running and waiting ones together, by class and arrival; while several
-                  compete none gets over half the step, then what is left is dealt again
+    2. prefills   running and waiting ones together, by class and arrival, of what `pace` allows
+                  beside those decodes; while several compete none gets over half the step, then
+                  what is left is dealt again
     room          a sequence that needs a block takes it from the last in line; the last in
                   line itself waits with what it holds, so the first always advances
 
-Pure: no clock, no KV, no text. Invariant: only running sequences hold KV blocks.
+Pure: no clock, no KV, no text. Invariant: only running sequences hold KV blocks; a waiting one
+may hold host blocks, where its KV was moved when it was preempted. The step is `turn`.
 """
 
-from collections import abc
+from collections import Counter, abc
 
 from core.protocol import TokenLogprob
-from worker.admission import Forecast, SchedulerConfig, prefill_tokens
+from worker.admission import SchedulerConfig, prefill_tokens
 from worker.blocks import BlockPool
-from worker.sequence import Sequence, State
-from worker.step import Row, Sampled, StepPlan, StepResult
-
-
-class _Step:
-    """The step being decided. Taking a sequence out of it undoes all it was given."""
-
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
-        self.counts: dict[Sequence, int] = {}
-        self.copies: dict[Sequence, tuple[int, int]] = {}
-        self.closed = False  # to admissions
-        self.growth: int | None = None  # of all that run, in blocks; None: to be computed
-
-    def undo(self, sequence: Sequence) -> None:
-        self.budget += self.counts.pop(sequence, 0)
-        self.copies.pop(sequence, None)
+from worker.forecast import Forecast
+from worker.integrity import line_problems, slot_problems
+from worker.line import Line
+from worker.pace import Pace
+from worker.sequence import Sequence, State, Wait
+from worker.step import Sampled, StepPlan, StepResult
+from worker.swap import Leaving
+from worker.tables import Tables
+from worker.turn import Parts, Turn
 
 
 class Scheduler:
     """One engine's queue and running set over one block pool.
 
-    Callers alternate `schedule` and `complete`; `add`, `finish` and `end` may come between.
+    Callers alternate `schedule` and one of `complete` and `failed`; `add`, `finish`, `end`,
+    `preempt` and the pool's `flush` may come between.
     """
 
     def __init__(self, config: SchedulerConfig, pool: BlockPool | None = None) -> None:
         self.config = config
-        self.pool = pool or BlockPool(config.kv_blocks, config.block_tokens)
+        self.pool = pool or BlockPool(
+            config.kv_blocks,
+            config.block_tokens,
+            host_blocks=config.host_blocks,
+            marked_share=config.marked_share,
+        )
         self.forecast = Forecast(config)
-        self.waiting: list[Sequence] = []
-        self.running: list[Sequence] = []
+        self.pace = Pace(
+            target_ms=config.itl_target_ms,
+            stretch=config.itl_stretch,
+            token_ms=config.token_ms,
+            copy_block_ms=config.copy_block_ms,
+        )
         self.num_preemptions = 0
+        self.num_swaps = 0  # of those, the ones whose KV went to host memory
+        self._one_block = Leaving(blocks_out=1, blocks_in=1, tokens=config.block_tokens)
+        self._line = Line(config.max_sequences)
+        self._tables = Tables(self.pool)
+        self._parts = Parts(config, self._line, self.pool, self._tables, self.forecast, self.pace)
         self._requests: dict[str, list[Sequence]] = {}
         self._numbered: dict[int, Sequence] = {}
-        self._slots = list(range(config.max_sequences - 1, -1, -1))  # free ones, lowest last
+
+    @property
+    def waiting(self) -> abc.Sequence[Sequence]:
+        """Those without a slot, in no order."""
+        return self._line.waiting
+
+    @property
+    def running(self) -> abc.Sequence[Sequence]:
+        """Those with a slot, in no order."""
+        return self._line.running
 
     @property
     def has_work(self) -> bool:
@@ -68,6 +86,11 @@ class Scheduler:
         """Blocks that the waiting list's tokens will take, prefix hits not counted."""
         return sum(self.pool.blocks_for(sequence.num_tokens) for sequence in self.waiting)
 
+    @property
+    def waits(self) -> Counter[Wait]:
+        """How many wait for what, as of the last step."""
+        return Counter(sequence.wait for sequence in self.waiting)
+
     def add(self, sequences: abc.Sequence[Sequence]) -> None:
         """Queue one request. Its first sequence computes the prompt, the others fork from it.
 
@@ -75,26 +98,31 @@ class Scheduler:
         """
         first, *forks = sequences
         assert first.request not in self._requests
-        for fork in forks:
-            fork.state = State.FORKING
+        for sequence in sequences:
+            sequence.chain = self.pool.chain(sequence.root, sequence.tokens)
+            sequence.state = State.FORKING
         first.forks = forks
         self._requests[first.request] = list(sequences)
         self._numbered.update((sequence.number, sequence) for sequence in sequences)
-        self.waiting.append(first)
+        self._line.wait(first)
 
-    def schedule(self) -> StepPlan | None:
-        """Decide the next step and take its blocks; None when there is no work."""
-        step = _Step(self.config.max_batched_tokens)
+    def schedule(self, now_ms: int = 0) -> StepPlan | None:
+        """Decide the next step and take its blocks; None when there is no work.
+
+        `now_ms` is for cache marks, on any clock that does not go back.
+        """
+        self.pool.advance(now_ms)
+        self.pool.demotes = self.pace.swap_is_cheaper(self._one_block)
         for sequence in self.waiting:
+            sequence.wait = Wait.TOKENS
             sequence.steps_waited += 1
             sequence.overdue |= sequence.steps_waited > self.config.patience_steps
-        for sequence in sorted(self.running, key=_priority):
-            if sequence.state is State.RUNNING and sequence.remaining == 1:
-                self._feed(step, sequence, 1)
-        self._prefills(step)
-        self._deal_rest(step)
-        assert step.counts or not self.has_work, "the first in line always advances"
-        return _plan(step) if step.counts else None
+        turn = Turn(self._parts)
+        turn.decide()
+        self._count(turn)
+        plan = turn.plan()
+        assert plan or not self.has_work, "the first in line always advances"
+        return plan
 
     def complete(self, plan: StepPlan, result: StepResult) -> list[tuple[Sequence, Sampled]]:
         """Take over what the step computed: KV is valid, tokens are appended, choices fork.
@@ -109,13 +137,39 @@ class Scheduler:
             sequence = self._numbered.get(row.sequence)
             if sequence is None:
                 continue
-            self._computed(sequence, len(row.token_ids))
-            self._fork(sequence)
+            self._tables.computed(sequence, len(row.token_ids))
+            if sequence.forks and sequence.num_computed >= sequence.num_prompt:
+                self._fork(sequence)
             if token is not None:
                 if not token.fault:
                     sequence.tokens.append(token.token_id)
                 drawn.append((sequence, token))
         return drawn
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Stop one that runs, between two steps, as if others needed its room."""
+        turn = Turn(self._parts)
+        turn.preempt(sequence)
+        self._count(turn)
+
+    def failed(self, plan: StepPlan) -> None:
+        """The runner raised: nobody may read what it was to move. The caller ends the rows."""
+        self.pool.failed(plan.moves_out, plan.moves_in)
+        lost = {host_block for _, host_block in plan.moves_out}
+        for sequence in self.waiting:
+            if sequence.stowed is not None and not lost.isdisjoint(sequence.stowed.tail):
+                self._tables.unstow(sequence)
+
+    def observed(self, plan: StepPlan, step_ms: float) -> None:
+        """The step took so long: what the next ones may take of prefill follows."""
+        sizes = [len(row.token_ids) for row in plan.rows]
+        decode_rows = sizes.count(1)
+        self.pace.observed(
+            step_ms,
+            decode_rows=decode_rows,
+            prefill_tokens=sum(sizes) - decode_rows,
+            moved_blocks=len(plan.moves_out) + len(plan.moves_in),
+        )
 
     def prompted(
         self, plan: StepPlan, result: StepResult
@@ -158,202 +212,36 @@ class Scheduler:
 
     def problems(self) -> list[str]:
         """What breaks an invariant of pool or queue; empty when all is well."""
-        found = self.pool.problems(sequence.blocks for sequence in self.running)
-        for state, sequences in ((State.WAITING, self.waiting), (State.RUNNING, self.running)):
-            for sequence in sequences:
-                held = self.pool.blocks_for(sequence.num_computed) <= len(sequence.blocks)
-                if sequence.state is not state or not held:
-                    found.append(f"sequence {sequence.number}: {sequence.state}, out of place")
-        slots = sorted([*self._slots, *(sequence.slot for sequence in self.running)])
-        if slots != list(range(self.config.max_sequences)):
-            found.append(f"slots free or in use: {slots}")
-        return found
-
-    def _prefills(self, step: _Step) -> None:
-        prefilling = [sequence for sequence in self.running if sequence.remaining > 1]
-        candidates = sorted(prefilling + self.waiting, key=_priority)
-        most = step.budget if len(candidates) == 1 else self.config.max_batched_tokens // 2
-        for sequence in candidates:
-            if not step.budget:
-                return
-            if sequence.state is State.RUNNING:
-                self._feed(step, sequence, max(1, most))
-            elif not step.closed:
-                self._admit(step, sequence, max(1, most))
-
-    def _deal_rest(self, step: _Step) -> None:
-        for sequence, given in step.counts.items():
-            room = self._room(sequence) - given
-            more = min(step.budget, sequence.remaining - given, room)
-            if more > 0:
-                self._give(step, sequence, more)
-
-    def _feed(self, step: _Step, sequence: Sequence, most: int) -> None:
-        while (room := self._room(sequence)) < 1:
-            last = max(self.running, key=_priority)
-            if last is sequence:
-                return
-            self._preempt(step, last)
-        self._begin(step, sequence)
-        self._give(step, sequence, min(most, step.budget, sequence.remaining, room))
-
-    def _room(self, sequence: Sequence) -> int:
-        """Positions after `num_computed` that fit without taking a block from anybody."""
-        copy = self._shares_next(sequence)
-        blocks = len(sequence.blocks) + self.pool.num_available - copy
-        return blocks * self.config.block_tokens - sequence.num_computed
-
-    def _shares_next(self, sequence: Sequence) -> bool:
-        index = sequence.num_computed // self.config.block_tokens
-        return index < len(sequence.blocks) and self.pool.is_shared(sequence.blocks[index])
-
-    def _begin(self, step: _Step, sequence: Sequence) -> None:
-        """Make the block of the first new position this sequence's own."""
-        index = sequence.num_computed // self.config.block_tokens
-        if index == len(sequence.blocks):
-            return
-        block = sequence.blocks[index]
-        if not self.pool.is_shared(block):
-            self.pool.begin_write(block)
-            return
-        [copy] = self.pool.take(1)
-        sequence.blocks[index] = copy
-        step.copies[sequence] = (block, copy)
-        self.pool.release([block])
-
-    def _give(self, step: _Step, sequence: Sequence, number: int) -> None:
-        given = step.counts.get(sequence, 0) + number
-        blocks = self.pool.blocks_for(sequence.num_computed + given) - len(sequence.blocks)
-        sequence.blocks += self.pool.take(blocks)
-        step.counts[sequence] = given
-        step.budget -= number
-
-    def _admit(self, step: _Step, sequence: Sequence, most: int) -> None:
-        hits = self.pool.match(sequence.root, sequence.tokens, sequence.hits_max)
-        if not self._fits(step, sequence, hits) and not self._displace(step, sequence, hits):
-            # Everyone behind a missing slot misses it too. Blocks are another matter: a
-            # small one may pass a large one, until the large one has waited long enough.
-            step.closed |= sequence.overdue or self._is_full
-            return
-        self.waiting.remove(sequence)
-        self._run(sequence)
-        step.growth = None
-        self.pool.hold(hits)
-        sequence.blocks = hits
-        sequence.num_computed = len(hits) * self.config.block_tokens
-        if sequence.cached_tokens is None:
-            sequence.cached_tokens = min(sequence.num_computed, sequence.num_prompt)
-        room = self._room(sequence)
-        self._give(step, sequence, min(most, step.budget, sequence.remaining, room))
-
-    def _run(self, sequence: Sequence) -> None:
-        self.running.append(sequence)
-        sequence.state = State.RUNNING
-        sequence.slot = self._slots.pop()
-        sequence.slot_opened = False
-
-    def _stop(self, sequence: Sequence) -> None:
-        """It runs no more: its blocks and its slot are free."""
-        self.running.remove(sequence)
-        self.pool.release(sequence.blocks)
-        sequence.blocks = []
-        self._slots.append(sequence.slot)
-        sequence.slot = -1
-
-    @property
-    def _is_full(self) -> bool:
-        return len(self.running) >= self.config.max_sequences
-
-    def _fits(self, step: _Step, sequence: Sequence, hits: list[int]) -> bool:
-        if self._is_full:
-            return False
-        return not self.running or self._missing(step, sequence, hits) <= 0
-
-    def _missing(self, step: _Step, sequence: Sequence, hits: list[int]) -> int:
-        """Blocks too few for it beside the expected growth of all that run."""
-        if step.growth is None:
-            step.growth = sum(map(self.forecast.growth, self.running))
-        spare = self.pool.num_available - self.pool.num_unheld(hits)
-        needed = self.forecast.blocks_with_forks(sequence) - len(hits)
-        return needed + step.growth + self.forecast.headroom - spare
-
-    def _displace(self, step: _Step, sequence: Sequence, hits: list[int]) -> bool:
-        """Preempt lower classes until it fits, unless that would not be enough."""
-        lower = [
-            other for other in self.running if other.rank > sequence.rank and not other.overdue
+        stowed = [sequence.stowed for sequence in self.waiting if sequence.stowed]
+        return [
+            *self.pool.problems(
+                (sequence.blocks for sequence in self.running),
+                ([*held.blocks, *held.tail] for held in stowed),
+            ),
+            *line_problems(self.waiting, self.running, self.config.block_tokens),
+            *slot_problems(self._line.slots, self.running, self.config.max_sequences),
         ]
-        lower.sort(key=_priority)
-        gain = sum(len(other.blocks) + self.forecast.growth(other) for other in lower)
-        if not lower or (
-            len(lower) < len(self.running) and gain < self._missing(step, sequence, hits)
-        ):
-            return False
-        while lower and not self._fits(step, sequence, hits):
-            self._preempt(step, lower.pop())
-        return self._fits(step, sequence, hits)
 
-    def _preempt(self, step: _Step, sequence: Sequence) -> None:
-        """Back to the queue, to be recomputed, mostly from its own cached blocks."""
-        step.undo(sequence)
-        step.closed = True  # what was freed is for those that run
-        step.growth = None
-        self._stop(sequence)
-        sequence.num_computed = 0
-        sequence.state = State.WAITING
-        self.waiting.append(sequence)
-        self.forecast.preempted()
-        self.num_preemptions += 1
-
-    def _computed(self, sequence: Sequence, number: int) -> None:
-        full = sequence.num_computed // self.config.block_tokens
-        sequence.num_computed += number
-        blocks = range(full, sequence.num_computed // self.config.block_tokens)
-        self.pool.publish(sequence.root, sequence.tokens, sequence.blocks, blocks)
+    def _count(self, turn: Turn) -> None:
+        self.num_preemptions += turn.num_preempted
+        self.num_swaps += turn.num_stowed
 
     def _fork(self, sequence: Sequence) -> None:
         """Its prompt is computed: its siblings share the blocks, and compute the last token."""
-        if not sequence.forks or sequence.num_computed < sequence.num_prompt:
-            return
         for fork in sequence.forks:
-            if self._is_full:
-                fork.state = State.WAITING
-                self.waiting.append(fork)
+            if self._line.is_full:
+                self._line.wait(fork)
                 continue
-            fork.num_computed = min(fork.num_prompt, fork.num_tokens - 1)
-            fork.blocks = sequence.blocks[: self.pool.blocks_for(fork.num_computed)]
-            self.pool.hold(fork.blocks)
-            self._run(fork)
+            self._tables.share(sequence, fork)
+            self._line.run(fork)
         sequence.forks = []
 
     def _remove(self, sequence: Sequence) -> None:
         if sequence.state is State.RUNNING:
-            self._stop(sequence)
+            self._tables.release(sequence)
+            self._line.stop(sequence)
         elif sequence.state is State.WAITING:
-            self.waiting.remove(sequence)
+            self._tables.unstow(sequence)
+            self._line.waiting.remove(sequence)
         sequence.state = State.ENDED
         del self._numbered[sequence.number]
-
-
-def _priority(sequence: Sequence) -> tuple[int, int]:
-    return sequence.priority
-
-
-def _plan(step: _Step) -> StepPlan:
-    return StepPlan(
-        rows=tuple(_row(sequence, number) for sequence, number in step.counts.items()),
-        copies=tuple(step.copies.values()),
-    )
-
-
-def _row(sequence: Sequence, number: int) -> Row:
-    start = sequence.num_computed
-    end = start + number
-    return Row(
-        sequence=sequence.number,
-        token_ids=tuple(sequence.tokens[start:end]),
-        start=start,
-        blocks=tuple(sequence.blocks),
-        draw=sequence.draw() if end == sequence.num_tokens else None,
-        targets=sequence.targets(start, end),
-        target_logprobs=sequence.sampling.prompt_logprobs or 0,
-    )

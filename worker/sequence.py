@@ -11,9 +11,11 @@ because the next token can only be drawn from a position computed in a step.
 import enum
 from typing import Final
 
-from core.protocol import Sampling, ServiceClass, TokenLogprob
+from core.protocol import CacheMark, Sampling, ServiceClass, TokenLogprob
+from worker.prefix import Chain
 from worker.step import Draw, Opening
 
+TTL_MS: Final = {"5m": 5 * 60_000, "1h": 60 * 60_000}  # of cache marks
 RANKS: Final[dict[ServiceClass, int]] = {"interactive": 0, "standard": 1, "batch": 2}
 
 
@@ -26,6 +28,27 @@ class State(enum.Enum):
     ENDED = "ended"
 
 
+class Wait(enum.Enum):
+    """Why a waiting sequence was not admitted to the last step."""
+
+    TOKENS = "tokens"  # the step had none left, or nothing was decided yet
+    SLOTS = "slots"  # as many run as may
+    BLOCKS = "blocks"  # it does not fit beside the expected growth of those that run
+    PREFIX = "prefix"  # another computes the next block of its prompt
+    ORDER = "order"  # what is free is for one that waited longer, or for those that run
+
+
+class Stowed:
+    """KV of a sequence that was swapped out, in host blocks that it holds."""
+
+    __slots__ = ("blocks", "num_computed", "tail")
+
+    def __init__(self, blocks: list[int], tail: list[int], num_computed: int) -> None:
+        self.blocks = blocks  # of its full blocks; those that others held when it left are not
+        self.tail = tail  # of the block that is not full, if there is one; or nothing
+        self.num_computed = num_computed
+
+
 class Sequence:
     """Mutable; owned by the scheduler once added.
 
@@ -34,9 +57,10 @@ class Sequence:
     """
 
     __slots__ = (
-        "blocks", "cached_tokens", "choice", "deadline_ms", "final_tokens", "forks", "num_computed",
-        "num_prompt", "num_resumed", "number", "overdue", "rank", "request", "root", "sampling",
-        "slot", "slot_opened", "state", "steps_waited", "tokens", "untold",
+        "blocks", "cached_tokens", "chain", "choice", "deadline_ms", "final_tokens", "forks",
+        "marks", "num_computed", "num_counted", "num_prompt", "num_resumed", "number", "overdue",
+        "rank", "request", "root", "sampling", "slot", "slot_opened", "state", "steps_waited",
+        "stowed", "table", "tokens", "untold", "wait", "written_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -53,6 +77,7 @@ class Sequence:
         deadline_ms: int,
         context_tokens: int,
         tells_prompt: bool = False,
+        marks: tuple[CacheMark, ...] = (),
     ) -> None:
         self.number = number
         self.request = request
@@ -68,8 +93,16 @@ class Sequence:
         self.state = State.WAITING
         self.blocks: list[int] = []
         self.num_computed = 0
+        self.table: tuple[int, ...] | None = None  # `blocks`, until they change
+        self.stowed: Stowed | None = None
+        self.chain: Chain | None = None  # set when it is added
         self.cached_tokens: int | None = None  # of the prompt, at the first admission
+        # Longest first, so that the first one that covers a block says how long it is kept.
+        self.marks = sorted(((TTL_MS[mark.ttl], mark.tokens) for mark in marks), reverse=True)
+        self.written_tokens = dict.fromkeys(TTL_MS.values(), 0)  # by the time they are kept
+        self.num_counted = 0  # tokens of the prompt before which no write is counted any more
         self.forks: list[Sequence] = []
+        self.wait = Wait.TOKENS
         self.steps_waited = 0
         self.overdue = False
         self.slot = -1  # among the running ones
@@ -111,6 +144,12 @@ class Sequence:
     def hits_max(self) -> int:
         """Most tokens whose KV it may take from others: the rest are to have logits."""
         return (len(self.tokens) if self.untold is None else self.untold) - 1
+
+    def kept_ms(self, end: int) -> int:
+        """How long a block of the prompt that ends at `end` is asked to be kept; 0: not asked."""
+        if end > self.num_prompt:
+            return 0
+        return next((ttl_ms for ttl_ms, tokens in self.marks if end <= tokens), 0)
 
     def targets(self, start: int, end: int) -> tuple[int, ...]:
         """The prompt's tokens after each of `start` to `end`, where they are still to be told."""

@@ -112,7 +112,7 @@ class Stepper:
                 self._finish(live, "complete")
         for name in self.scheduler.expired(wall_ms):
             self._finish(self._live[name], "expired")
-        plan = self.scheduler.schedule()
+        plan = self.scheduler.schedule(wall_ms)
         if plan is not None:
             for name in self.scheduler.requests_in(plan):
                 if not self._live[name].generation.started:
@@ -122,6 +122,7 @@ class Stepper:
     def execute(self, plan: StepPlan) -> None:
         """Run the step and tell what it produced."""
         self._steps += 1
+        started_ms = monotonic_ms()
         try:
             result = self._runner.execute(plan)
             self._check(plan, result)
@@ -129,10 +130,12 @@ class Stepper:
             _log.exception("a step failed", extra={"facts": {"rows": len(plan.rows)}})
             self._failed_steps += 1
             self._failures_in_a_row += 1
+            self.scheduler.failed(plan)
             for name in self.scheduler.requests_in(plan):
                 self._fail(self._live[name], "internal", f"step failed: {type(error).__name__}")
             return
         self._failures_in_a_row = 0
+        self.scheduler.observed(plan, monotonic_ms() - started_ms)
         self._computed_tokens += plan.num_tokens
         self._output_tokens += sum(not sampled.fault for sampled in result.sampled)
         outbox = self._tell_prompts(plan, result)

@@ -199,7 +199,7 @@ def test_a_bug_in_the_bookkeeping_costs_everything_once_and_is_told(caplog):
     with an_engine(before=gate) as engine:
         first, second = submitted(engine, a_request([1, 2])), submitted(engine, a_request([3]))
         gate.wait_for_step()
-        engine._stepper.scheduler.pool._refs[0] += 1
+        engine._stepper.scheduler.pool.device.refs[0] += 1
         engine._stepper.scheduler.complete = None
         gate.open(for_good=True)
         for listener in (first, second):

@@ -92,11 +92,8 @@ class ForgetsTheCap(Book):
 class SharesAcrossTenants(BlockPool):
     """Any tenant's prefix is every tenant's."""
 
-    def match(self, root, tokens, limit):
-        return super().match(b"", tokens, limit)
-
-    def publish(self, root, tokens, table, blocks):
-        super().publish(b"", tokens, table, blocks)
+    def chain(self, root, tokens):
+        return super().chain(b"", tokens)
 
 
 class Leaks(BlockPool):
@@ -116,8 +113,13 @@ class WritesSharedBlocks(BlockPool):
 class KeepsStaleContent(BlockPool):
     """A block that is written again keeps its published content."""
 
-    def _evict(self, block):
-        pass
+    def take(self, count):
+        blocks = []
+        for _ in range(count):
+            block, content = self.device.take()
+            self.device.contents[block] = content
+            blocks.append(block)
+        return blocks
 
 
 DISPATCH = [ForgetsToRelease, ForgetsCancelled, NeverTakesFromTheQueue]

@@ -5,7 +5,7 @@ from itertools import count
 
 from core.protocol import Choice, Generate, Sampling, ServiceClass
 from tests.support.fake_runner import VOCAB_SIZE
-from worker.blocks import chain_root
+from worker.prefix import chain_root
 from worker.sequence import Sequence
 
 EOS = 0
@@ -61,7 +61,7 @@ def a_sequence(
         prompt_ids=tuple(prompt),
         output_ids=tuple(outputs),
         sampling=a_sampling(**sampling),
-        root=chain_root(VERSION, salt),
+        root=chain_root(VERSION, "", salt),
         service_class=service_class,
         deadline_ms=deadline_ms,
         context_tokens=context_tokens,

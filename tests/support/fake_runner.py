@@ -6,7 +6,7 @@ wrongly changes the output. `expected` is the same model without blocks, steps o
 """
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from core.protocol import Sampling, TokenLogprob
 from worker.step import Draw, Opening, Row, Sampled, StepPlan, StepResult
@@ -56,30 +56,42 @@ class FakeRunner:
         num_blocks: int,
         block_tokens: int,
         before: Callable[[StepPlan], None] = lambda plan: None,
+        *,
+        host_blocks: int = 0,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
+        self.host_blocks = host_blocks
         self.kv: dict[tuple[int, int], int] = {}
+        self.host_kv: dict[tuple[int, int], int] = {}
         self.slots: dict[int, Opening] = {}
         self.num_fed = 0
+        self.num_moved = 0
         self.before = before
 
     def execute(self, plan: StepPlan) -> StepResult:
         self.before(plan)
         assert plan.rows
         self._assert_no_overlap(plan)
-        self._copy(plan.copies)
+        self._move(plan)
         for row in plan.rows:
             self._write(row)
         sampled = tuple(self._draw(row, row.draw) for row in plan.rows if row.draw)
         targets = tuple(self._targets(row) for row in plan.rows if row.targets)
         return StepResult(sampled=sampled, targets=targets)
 
-    def _copy(self, copies: Iterable[tuple[int, int]]) -> None:
-        before = dict(self.kv)
-        for source, destination in copies:
-            for offset in range(self.block_tokens):
-                self.kv[destination, offset] = before.get((source, offset), -1)
+    def _move(self, plan: StepPlan) -> None:
+        """All sources are read before any destination is written."""
+        kv, host_kv = dict(self.kv), dict(self.host_kv)
+        for moves, source, destination in (
+            (plan.copies, kv, self.kv),
+            (plan.moves_out, kv, self.host_kv),
+            (plan.moves_in, host_kv, self.kv),
+        ):
+            for read, written in moves:
+                for offset in range(self.block_tokens):
+                    destination[written, offset] = source.get((read, offset), -1)
+        self.num_moved += len(plan.moves_out) + len(plan.moves_in)
 
     def _write(self, row: Row) -> None:
         assert row.token_ids
@@ -115,6 +127,10 @@ class FakeRunner:
             written = set(row.blocks[row.start // self.block_tokens :])
             for other, reader in enumerate(plan.rows):
                 assert other == number or not written & set(reader.blocks), "written while read"
-        destinations = [destination for _, destination in plan.copies]
+        destinations = [destination for _, destination in (*plan.copies, *plan.moves_in)]
         assert len(set(destinations)) == len(destinations)
+        host_blocks = [host_block for _, host_block in plan.moves_out]
+        assert len(set(host_blocks)) == len(host_blocks)
+        for host_block in (*host_blocks, *(host_block for host_block, _ in plan.moves_in)):
+            assert 0 <= host_block < self.host_blocks
         assert len({row.sequence for row in plan.rows}) == len(plan.rows)

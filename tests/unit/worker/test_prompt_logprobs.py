@@ -90,16 +90,9 @@ def test_preempted_in_the_middle_of_its_prompt_a_sequence_tells_no_token_twice(d
         told.step()
         running = [s for s in sequences if s.state is State.RUNNING]
         if running and data.draw(st.booleans(), "preempt"):
-            _preempt(told.scheduler, data.draw(st.sampled_from(running)))
+            told.scheduler.preempt(data.draw(st.sampled_from(running)))
     for sequence, length in zip(sequences, lengths, strict=True):
         assert told.told.get(sequence.number, []) == expected(range(length), 1)
-
-
-def _preempt(scheduler: Scheduler, sequence: Sequence) -> None:
-    scheduler._stop(sequence)
-    sequence.num_computed = 0
-    sequence.state = State.WAITING
-    scheduler.waiting.append(sequence)
 
 
 def test_a_sequence_that_ended_during_the_step_is_told_nothing() -> None:

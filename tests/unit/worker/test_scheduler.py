@@ -26,9 +26,16 @@ class Driver:
         self.config = SchedulerConfig(**(defaults | config))
         pool = BlockPool(self.config.kv_blocks, self.config.block_tokens)
         if hash_block:
-            pool = BlockPool(self.config.kv_blocks, self.config.block_tokens, hash_block)
+            pool = BlockPool(
+                self.config.kv_blocks,
+                self.config.block_tokens,
+                host_blocks=self.config.host_blocks,
+                hash_block=hash_block,
+            )
         self.scheduler = Scheduler(self.config, pool)
-        self.runner = FakeRunner(self.config.kv_blocks, self.config.block_tokens)
+        self.runner = FakeRunner(
+            self.config.kv_blocks, self.config.block_tokens, host_blocks=self.config.host_blocks
+        )
         self.done = []
 
     def add(self, *sequences):
@@ -62,7 +69,7 @@ class Driver:
         pool = self.scheduler.pool
         assert self.scheduler.problems() == []
         assert pool.num_in_use == 0
-        assert len(pool._free) + pool.num_cached == pool.num_blocks
+        assert len(pool.device._free) + pool.num_cached == pool.num_blocks
         assert not self.scheduler._requests
         assert not self.scheduler._numbered
 

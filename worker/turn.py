@@ -1,0 +1,201 @@
+"""One step being decided: each sequence's number of tokens, and who makes room for whom.
+
+Lives for one call of `Scheduler.schedule`. Taking a sequence out of the step undoes all that it
+was given, so what is decided late may overrule what was decided early.
+"""
+
+from typing import NamedTuple
+
+from worker.admission import SchedulerConfig
+from worker.blocks import BlockPool, Copy
+from worker.forecast import Forecast
+from worker.line import Line, by_priority
+from worker.pace import Pace
+from worker.prefix import Content
+from worker.sequence import Sequence, State, Wait
+from worker.step import Row, StepPlan
+from worker.tables import Tables
+
+
+class Parts(NamedTuple):
+    """What one scheduler's turns work on."""
+
+    config: SchedulerConfig
+    line: Line
+    pool: BlockPool
+    tables: Tables
+    forecast: Forecast
+    pace: Pace
+
+
+class Turn:
+    """`plan` is what came of it. `num_preempted` and `num_stowed` count victims."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.num_preempted = 0
+        self.num_stowed = 0
+        self._config, self._line, self._pool, self._tables, self._forecast, self._pace = parts
+        self._budget = self._config.max_batched_tokens
+        self._counts: dict[Sequence, int] = {}
+        self._copies: dict[Sequence, Copy] = {}
+        self._closed = False  # to admissions
+        self._growth: int | None = None  # of all that run, in blocks; None: to be computed
+
+    def decide(self) -> None:
+        """Decodes, then prefills, then the rest of the budget."""
+        for sequence in sorted(self._line.running, key=by_priority):
+            if sequence.state is State.RUNNING and sequence.remaining == 1:
+                self._feed(sequence, 1)
+        whole, most = self._config.max_batched_tokens, self._budget
+        self._budget = self._pace.prefill_tokens(len(self._counts), self._budget)
+        self._prefills(max(1, (whole if most == self._budget else self._budget) // 2))
+        self._deal_rest()
+
+    def plan(self) -> StepPlan | None:
+        """None when nobody has anything to compute."""
+        if not self._counts:
+            return None
+        moves_out, moves_in = self._pool.moves()
+        return StepPlan(
+            rows=tuple(_row(sequence, number) for sequence, number in self._counts.items()),
+            copies=tuple(self._copies.values()),
+            moves_out=moves_out,
+            moves_in=moves_in,
+        )
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Back to the queue, to be moved back from host memory, or to be computed again."""
+        self._budget += self._counts.pop(sequence, 0)
+        copied = self._copies.pop(sequence, None)
+        self._closed = True  # what was freed is for those that run
+        self._growth = None
+        leaving = self._tables.leaving(sequence)
+        if leaving is not None and self._pace.swap_is_cheaper(leaving):
+            self._tables.stow(sequence, copied)
+            self.num_stowed += 1
+        self._tables.release(sequence)
+        self._line.stop(sequence)
+        self._line.wait(sequence)
+        sequence.num_computed = 0
+        sequence.wait = Wait.ORDER
+        self._forecast.preempted()
+        self.num_preempted += 1
+
+    def _prefills(self, half: int) -> None:
+        prefilling = [sequence for sequence in self._line.running if sequence.remaining > 1]
+        candidates = sorted(prefilling + self._line.waiting, key=by_priority)
+        most = half if len(candidates) > 1 else max(1, self._budget)
+        for sequence in candidates:
+            if not self._budget:
+                return
+            if sequence.state is State.RUNNING:
+                self._feed(sequence, most)
+            elif self._closed:
+                sequence.wait = Wait.ORDER
+            else:
+                self._admit(sequence, most)
+
+    def _deal_rest(self) -> None:
+        for sequence, given in self._counts.items():
+            room = self._tables.room(sequence) - given
+            more = min(self._budget, sequence.remaining - given, room)
+            if more > 0:
+                self._give(sequence, more)
+
+    def _feed(self, sequence: Sequence, most: int) -> None:
+        while (room := self._tables.room(sequence)) < 1:
+            last = max(self._line.running, key=by_priority)
+            if last is sequence:
+                return
+            self.preempt(last)
+        copy = self._tables.begin(sequence)
+        if copy is not None:
+            self._copies[sequence] = copy
+        self._give(sequence, min(most, self._budget, sequence.remaining, room))
+
+    def _give(self, sequence: Sequence, number: int) -> None:
+        given = self._counts.get(sequence, 0) + number
+        self._tables.grow(sequence, sequence.num_computed + given)
+        self._counts[sequence] = given
+        self._budget -= number
+
+    def _admit(self, sequence: Sequence, most: int) -> None:
+        hits = self._tables.match(sequence)
+        if self._is_computed_by_another(sequence, len(hits)):
+            sequence.wait = Wait.PREFIX
+            return
+        if not self._fits(sequence, hits):
+            if not self._displace(sequence, hits):
+                # Everyone behind a missing slot misses it too. Blocks are another matter: a
+                # small one may pass a large one, until the large one has waited long enough.
+                sequence.wait = Wait.SLOTS if self._line.is_full else Wait.BLOCKS
+                self._closed |= sequence.overdue or self._line.is_full
+                return
+            hits = self._tables.match(sequence)  # host memory may have lost some of it
+        self._line.run(sequence)
+        self._growth = None
+        self._tables.load(sequence, hits)
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens = min(sequence.num_computed, sequence.num_prompt)
+            sequence.num_counted = sequence.cached_tokens
+        room = self._tables.room(sequence)
+        self._give(sequence, min(most, self._budget, sequence.remaining, room))
+
+    def _is_computed_by_another(self, sequence: Sequence, num_hits: int) -> bool:
+        """Whether waiting spares computing its next full block.
+
+        Never for a lower class, which may itself wait for long, and never without end.
+        """
+        start = num_hits * self._config.block_tokens
+        end = start + self._config.block_tokens
+        if end > sequence.hits_max or sequence.overdue:
+            return False
+        return any(
+            other.num_computed < end <= other.num_tokens
+            and other.rank <= sequence.rank
+            and other.root == sequence.root
+            and other.tokens[start:end] == sequence.tokens[start:end]
+            and other.tokens[:start] == sequence.tokens[:start]
+            for other in self._line.running
+        )
+
+    def _fits(self, sequence: Sequence, hits: list[Content]) -> bool:
+        if self._line.is_full:
+            return False
+        return not self._line.running or self._missing(sequence, hits) <= 0
+
+    def _missing(self, sequence: Sequence, hits: list[Content]) -> int:
+        """Blocks too few for it beside the expected growth of all that run."""
+        if self._growth is None:
+            self._growth = sum(map(self._forecast.growth, self._line.running))
+        spare = self._pool.num_available - self._pool.num_unheld(hits)
+        needed = self._forecast.blocks_with_forks(sequence) - len(hits)
+        return needed + self._growth + self._forecast.headroom - spare
+
+    def _displace(self, sequence: Sequence, hits: list[Content]) -> bool:
+        """Preempt lower classes until it fits, unless that would not be enough."""
+        running = self._line.running
+        lower = [other for other in running if other.rank > sequence.rank and not other.overdue]
+        lower.sort(key=by_priority)
+        gain = sum(len(other.blocks) + self._forecast.growth(other) for other in lower)
+        if not lower or (len(lower) < len(running) and gain < self._missing(sequence, hits)):
+            return False
+        while lower and not self._fits(sequence, hits):
+            self.preempt(lower.pop())
+        return self._fits(sequence, hits)
+
+
+def _row(sequence: Sequence, number: int) -> Row:
+    start = sequence.num_computed
+    end = start + number
+    if sequence.table is None:
+        sequence.table = tuple(sequence.blocks)
+    return Row(
+        sequence=sequence.number,
+        token_ids=tuple(sequence.tokens[start:end]),
+        start=start,
+        blocks=sequence.table,
+        draw=sequence.draw() if end == sequence.num_tokens else None,
+        targets=sequence.targets(start, end),
+        target_logprobs=sequence.sampling.prompt_logprobs or 0,
+    )
