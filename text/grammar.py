@@ -7,6 +7,7 @@ event loop, never between two steps. Invariant: what compiles can begin.
 
 import re
 import threading
+import time
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import Protocol
@@ -23,7 +24,7 @@ __all__ = ["Compiled", "GrammarError", "Grammars", "Vocabulary"]
 
 # A mask takes at most about 10 ms with these, compiling 0.5 s, and an automaton's states 50 MB:
 # a string of bounded length is good for 50,000 characters then.
-_LIMITS = LLParserLimits(
+LIMITS = LLParserLimits(
     initial_lexer_fuel=400_000,
     step_lexer_fuel=100_000,
     max_lexer_states=250_000,
@@ -31,6 +32,8 @@ _LIMITS = LLParserLimits(
     precompute_large_lexemes=False,  # it would take seconds for a few kilobytes of schema
     verbose_errors=False,
 )
+# Compiling that takes no longer may be done again between two steps, where it must.
+QUICK_S = 0.02
 _MESSAGE_CHARS_MAX = 300
 _POSITION = re.compile(r"^(at )?\d+\(\d+\): ")
 _UNSUPPORTED = re.compile(r"Unimplemented keys: \[(.*)\]")
@@ -58,11 +61,14 @@ class Vocabulary(Protocol):
 class Compiled:
     """A grammar, ready. Matchers made from it are independent, whatever becomes of the others."""
 
-    def __init__(self, tokenizer: LLTokenizer, text: str) -> None:
+    def __init__(self, tokenizer: LLTokenizer, text: str, limits: LLParserLimits) -> None:
         """Raises GrammarError."""
         self._tokenizer = tokenizer
         self._source = text
+        self._limits = limits
+        started_s = time.perf_counter()
         self._first = self.fresh()
+        self.quick = time.perf_counter() - started_s <= QUICK_S
         _assert_begins(self._first.deep_copy(), tokenizer.vocab_size)
 
     def matcher(self) -> LLMatcher:
@@ -71,7 +77,7 @@ class Compiled:
 
     def fresh(self) -> LLMatcher:
         """The same, sharing nothing: takes as long as compiling did. Raises GrammarError."""
-        matcher = LLMatcher(self._tokenizer, self._source, log_level=0, limits=_LIMITS)
+        matcher = LLMatcher(self._tokenizer, self._source, log_level=0, limits=self._limits)
         if matcher.is_error():
             raise GrammarError(told(matcher.get_error()))
         return matcher
@@ -87,8 +93,9 @@ class Compiled:
 class Grammars:
     """Compiles for one vocabulary. Its own tables take 0.2 s, once, at the first grammar."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
+    def __init__(self, vocabulary: Vocabulary, limits: LLParserLimits = LIMITS) -> None:
+        self.vocabulary = vocabulary
+        self._limits = limits
         self._lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
 
@@ -98,9 +105,9 @@ class Grammars:
         with self._lock:
             if self._tokenizer is None:
                 self._tokenizer = LLTokenizer(
-                    _Wrapper(self._vocabulary), eos_token=sorted(self._vocabulary.eos_ids)
+                    _Wrapper(self.vocabulary), eos_token=sorted(self.vocabulary.eos_ids)
                 )
-        return Compiled(self._tokenizer, text)
+        return Compiled(self._tokenizer, text, self._limits)
 
 
 def writable(vocabulary: Vocabulary) -> NDArray[np.int32]:
@@ -115,6 +122,8 @@ def told(error: str) -> str:
     """The library's message, in a caller's words: no trace, no text of ours, not too long."""
     if error.startswith("panic"):
         return "is too large or too complex"
+    if error.startswith("NoExtension"):
+        return "no text can satisfy it"
     message = re.split(r"\n *\d+ \||\n<", error, maxsplit=1)[0]
     message = _POSITION.sub("", message).replace("json-schema:///", "")
     message = _UNSUPPORTED.sub(r"these keywords are not supported: \1", message)
@@ -125,12 +134,8 @@ def told(error: str) -> str:
 def _assert_begins(matcher: LLMatcher, vocab_size: int) -> None:
     """Raises GrammarError when no token could be the first, or finding them takes too long."""
     fill_next_token_bitmask(matcher, allocate_token_bitmask(1, vocab_size))
-    if not matcher.is_error():
-        return
-    error = matcher.get_error()
-    if error.startswith("NoExtension"):
-        raise GrammarError("no text can satisfy it")
-    raise GrammarError(f"is too complex: {told(error)}")
+    if matcher.is_error():
+        raise GrammarError(told(matcher.get_error()))
 
 
 class _Wrapper(TokenizerWrapper):
