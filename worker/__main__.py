@@ -11,13 +11,14 @@ import uvloop
 from artifacts.errors import ArtifactError
 from core import ids, log
 from core.settings import SettingsError, read_settings
+from worker.memory import DoesNotFitError
 from worker.process import Worker
 from worker.settings import WorkerSettings, checked
 from worker.startup import load_engine, resolved
 
 
 def main() -> int:
-    """The exit status: 0 after a clean stop, 2 for a bad setting, 3 when fenced, else 1."""
+    """The exit status: 0 after a clean stop, 2 for a setting that will not do, 3 fenced, else 1."""
     try:
         settings = resolved(checked(read_settings(WorkerSettings, os.environ)))
     except (SettingsError, ArtifactError) as error:
@@ -41,6 +42,9 @@ def main() -> int:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(worker.run(server))
+    except DoesNotFitError as error:
+        print(f"worker: {error}", file=sys.stderr)
+        return 2
     except Exception:
         logging.getLogger("worker").exception("the worker ended")
         return 1

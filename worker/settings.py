@@ -25,9 +25,10 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     worker_port: int = 8100
     worker_url: str = ""  # as gateways reach it; "" is http://<host>:<port>
     # The engine.
-    threads: int = 0  # 0: one for each core
+    threads: int = 0  # 0: one for each core that affinity and cgroups allow
     kv_blocks: int = 0  # 0: from kv_memory_mb
-    kv_memory_mb: int = 512
+    kv_memory_mb: int = 0  # 0: from kv_memory_share
+    kv_memory_share: float = 0.1  # of what is free once the weights and a largest step have theirs
     block_tokens: int = 16
     max_batched_tokens: int = 512
     max_sequences: int = 64
@@ -42,7 +43,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         return self.worker_url or f"http://{self.worker_host}:{self.worker_port}"
 
 
-MAY_BE_ZERO = frozenset({"worker_port", "threads", "kv_blocks"})
+MAY_BE_ZERO = frozenset({"worker_port", "threads", "kv_blocks", "kv_memory_mb"})
 
 # It is a field of an internal token, which dots separate, and a key of the control plane's.
 _REPLICA_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
@@ -61,4 +62,6 @@ def checked(settings: WorkerSettings) -> WorkerSettings:
         least = 0 if field.name in MAY_BE_ZERO else 1
         if isinstance(value, int) and value < least:
             raise SettingsError(f"{env_name(field.name)} must be at least {least}")
+    if not 0 < settings.kv_memory_share <= 1:
+        raise SettingsError(f"{env_name('kv_memory_share')} must be over 0, and at most 1")
     return settings

@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 
 from worker.weights.config import LlamaConfig, UnsupportedModelError, Weights, expected_shapes
-from worker.weights.gguf_file import read_gguf
-from worker.weights.safetensors_files import read_safetensors
+from worker.weights.gguf_file import count_gguf, read_gguf
+from worker.weights.safetensors_files import count_safetensors, read_safetensors
 
-__all__ = ["LlamaConfig", "UnsupportedModelError", "Weights", "load_weights"]
+__all__ = ["LlamaConfig", "UnsupportedModelError", "Weights", "count_weights", "load_weights"]
 
 
 def load_weights(path: Path, dtype: torch.dtype) -> Weights:
@@ -29,6 +29,16 @@ def load_weights(path: Path, dtype: torch.dtype) -> Weights:
     weights = read_gguf(file, dtype) if file else read_safetensors(path, dtype)
     _check(weights)
     return weights
+
+
+def count_weights(path: Path) -> int:
+    """How many numbers `load_weights` will hold at most, without reading them.
+
+    Raises:
+        UnsupportedModelError: a file that cannot be read.
+    """
+    file = _gguf_in(path)
+    return count_gguf(file) if file else count_safetensors(path)
 
 
 def _gguf_in(path: Path) -> Path | None:

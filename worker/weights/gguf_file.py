@@ -39,10 +39,7 @@ _ROPE_FACTORS = "rope_freqs.weight"
 
 def read_gguf(path: Path, dtype: torch.dtype) -> Weights:
     """Every tensor of `path`, as `dtype`. Raises UnsupportedModelError."""
-    try:
-        reader = _Reader(path)
-    except (ValueError, KeyError, IndexError, struct.error) as error:
-        raise UnsupportedModelError(f"{path.name} is not a readable GGUF file: {error}") from error
+    reader = _opened(path)
     found = {tensor.name: tensor for tensor in reader.tensors}
     factors = found.pop(_ROPE_FACTORS, None)
     config = _config(
@@ -56,6 +53,18 @@ def read_gguf(path: Path, dtype: torch.dtype) -> Weights:
         dense = _in_hf_order(name, _dense(tensor), config)
         tensors[_hf_name(name)] = torch.from_numpy(dense).to(dtype)
     return Weights(config=config, tensors=tensors)
+
+
+def count_gguf(path: Path) -> int:
+    """Numbers in all tensors of `path`, once they are not quantised. Raises as above."""
+    return sum(int(tensor.n_elements) for tensor in _opened(path).tensors)
+
+
+def _opened(path: Path) -> "_Reader":
+    try:
+        return _Reader(path)
+    except (ValueError, KeyError, IndexError, struct.error) as error:
+        raise UnsupportedModelError(f"{path.name} is not a readable GGUF file: {error}") from error
 
 
 class _Reader(GGUFReader):

@@ -5,6 +5,7 @@ Pickled weights (`*.bin`) are never read: loading one runs whatever code it hold
 """
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,19 @@ def read_safetensors(directory: Path, dtype: torch.dtype) -> Weights:
     if config.tied_head:
         tensors.pop("lm_head.weight", None)
     return Weights(config=config, tensors=tensors)
+
+
+def count_safetensors(directory: Path) -> int:
+    """Numbers in all tensors of `directory`, from the files' heads. Raises as above."""
+    count = 0
+    for file in directory.glob("*.safetensors"):
+        try:
+            with safe_open(file, framework="pt") as stored:
+                shapes = [stored.get_slice(name).get_shape() for name in stored.keys()]  # noqa: SIM118 - not a mapping
+        except SafetensorError as error:
+            raise UnsupportedModelError(f"{file.name} is not a readable file: {error}") from error
+        count += sum(map(math.prod, shapes))
+    return count
 
 
 def _tensors(file: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:
