@@ -4,6 +4,7 @@ Owns the weights and the KV pool, and knows nothing of requests: which blocks be
 is the plan's business. A step is one forward pass over all its tokens. One thread at a time.
 """
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from core.protocol import Sampling
+from core.protocol import Sampling, TokenLogprob
 from kernels.cpu_attention import Span, packing_order
 from kernels.cpu_linear import has_bfloat16
 from worker.models.llama import Llama
@@ -21,6 +22,8 @@ from worker.weights import LlamaConfig, load_weights
 
 # Sequences at once, where whoever loads a runner brings no sampler.
 SLOTS = 64
+# Positions of prompts that have logits at the same time: the head's, where a step's are many.
+TARGETS_AT_ONCE = 64
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _WARM_DRAW = Draw(
@@ -77,14 +80,24 @@ class ModelRunner:
         # In the plan's order from here on: the last token of each row that draws.
         ends = dict(zip(order, np.cumsum([len(row.token_ids) for row in packed]), strict=True))
         drawing = [(ends[place] - 1, row.draw) for place, row in enumerate(plan.rows) if row.draw]
-        logits = self._model.logits(
+        telling = [
+            (ends[place] - len(row.token_ids), row)
+            for place, row in enumerate(plan.rows)
+            if row.targets
+        ]
+        told = [first + at for first, row in telling for at in range(len(row.targets))]
+        hidden = self._model.hidden(
             torch.tensor([token for row in packed for token in row.token_ids]),
             _positions(packed),
             attention,
             self._cache,
-            torch.tensor([end for end, _ in drawing], dtype=torch.int64),
+            torch.tensor([*(end for end, _ in drawing), *told], dtype=torch.int64),
         )
-        return StepResult(sampled=self._sampler.sample(logits, [draw for _, draw in drawing]))
+        logits = self._model.logits(hidden[: len(drawing)])
+        return StepResult(
+            sampled=self._sampler.sample(logits, [draw for _, draw in drawing]),
+            targets=self._tell(hidden[len(drawing) :], [row for _, row in telling]),
+        )
 
     def warm_up(self, *, tokens: int) -> None:
         """Run a prefill of `tokens` and a decode after it, over blocks that nobody uses yet.
@@ -99,6 +112,18 @@ class ModelRunner:
                 sequence=0, token_ids=(0,) * count, start=start, blocks=blocks, draw=_WARM_DRAW
             )
             self.execute(StepPlan(rows=(row,)))
+
+    def _tell(self, hidden: Tensor, rows: Sequence[Row]) -> tuple[tuple[TokenLogprob, ...], ...]:
+        """The logprobs of the rows' targets, whose `hidden` come one after another."""
+        targets = torch.tensor([id_ for row in rows for id_ in row.targets], dtype=torch.int64)
+        counts = [row.target_logprobs for row in rows for _ in row.targets]
+        told: list[TokenLogprob] = []
+        for at in range(0, len(targets), TARGETS_AT_ONCE):
+            piece = slice(at, at + TARGETS_AT_ONCE)
+            logits = self._model.logits(hidden[piece])
+            told += self._sampler.tell(logits, targets[piece], counts[piece])
+        remaining = iter(told)
+        return tuple(tuple(itertools.islice(remaining, len(row.targets))) for row in rows)
 
     def _copy(self, copies: Sequence[tuple[int, int]]) -> None:
         if copies:

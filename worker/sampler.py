@@ -60,8 +60,7 @@ class Sampler:
                 self._open(draw.slot, draw.opening)
         if not draws:
             return ()
-        if self._vocab_size is not None and self._vocab_size < logits.shape[1]:
-            logits[:, self._vocab_size :] = -torch.inf
+        self._cut(logits)
         step = _Step(self._columns, draws)
         asked = step.rows(Use.LOGPROBS)
         logprobs = raw(_take(logits, asked)) if len(asked) else None
@@ -78,6 +77,15 @@ class Sampler:
             or Sampled(token_id=token, logprob=told.get(row), ends=row in ended)
             for row, token in enumerate(tokens.tolist())
         )
+
+    def tell(self, logits: Tensor, tokens: Tensor, counts: Sequence[int]) -> list[TokenLogprob]:
+        """Raw logprobs of given tokens (R,), and of the `counts` likeliest. Writes `logits`."""
+        self._cut(logits)
+        return tell(raw(logits), tokens, counts)
+
+    def _cut(self, logits: Tensor) -> None:
+        if self._vocab_size is not None and self._vocab_size < logits.shape[1]:
+            logits[:, self._vocab_size :] = -torch.inf
 
     def _open(self, slot: int, opening: Opening) -> None:
         self._columns.open(slot, opening)

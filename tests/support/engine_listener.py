@@ -1,11 +1,12 @@
 """The other side of an engine's `emit`: collects events, waits for the end, checks the grammar."""
 
+import itertools
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from core.protocol import Failed, Finished, Started, Tokens
+from core.protocol import Failed, Finished, Prompted, Started, Tokens
 from tests.support.engine_requests import EOS, VERSION, FakeText
 from tests.support.fake_runner import FakeRunner, expected
 from worker.engine import Engine, EngineConfig
@@ -61,12 +62,13 @@ def assert_grammar(events):
         assert isinstance(last, Failed) or last.cause in ("aborted", "expired")
         return
     assert isinstance(before[0], Started)
-    assert all(isinstance(event, Tokens) for event in before[1:])
-    finished = [event.choice for event in before[1:] if event.finish]
+    before = list(itertools.dropwhile(lambda event: isinstance(event, Prompted), before[1:]))
+    assert all(isinstance(event, Tokens) for event in before)
+    finished = [event.choice for event in before if event.finish]
     assert len(set(finished)) == len(finished), "a choice finishes once"
     for choice in finished:
-        assert [e for e in before[1:] if e.choice == choice][-1].finish
-    produced = sum(len(event.ids) for event in before[1:])
+        assert [e for e in before if e.choice == choice][-1].finish
+    produced = sum(len(event.ids) for event in before)
     assert last.usage.output_tokens == produced
 
 

@@ -51,7 +51,7 @@ class Llama:
             dtype=self.dtype,
         )
 
-    def logits(
+    def hidden(
         self,
         token_ids: Tensor,
         positions: Tensor,
@@ -59,7 +59,7 @@ class Llama:
         cache: Tensor,
         wanted: Tensor,
     ) -> Tensor:
-        """Run a step; return what follows the `wanted` (S,) of its tokens: (S, V) float32.
+        """Run a step; return what `logits` makes the `wanted` (S,) of its tokens' of: (S, width).
 
         Shapes: token_ids and positions (T,); cache (layers, N, 2, K, B, D), written in place.
         """
@@ -77,12 +77,18 @@ class Llama:
                 # Nobody reads what the last layer makes of the other tokens.
                 hidden, mixed = hidden[wanted], mixed[wanted]
             if not len(hidden):
-                return torch.empty(0, config.vocab_size)
+                return hidden
             hidden = layer.attention_out.plus(mixed.flatten(1), hidden)
             normed = rms_norm(hidden, layer.mlp_norm, config.rms_norm_eps)
             inner = layer.up.times(normed, layer.gate.silu(normed))
             hidden = layer.down.plus(inner, hidden)
-        return self._head(rms_norm(hidden, self._norm, config.rms_norm_eps)).float()
+        return rms_norm(hidden, self._norm, config.rms_norm_eps)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """What follows the tokens of `hidden` (S, width): (S, V) float32."""
+        if not len(hidden):
+            return torch.empty(0, self.config.vocab_size)
+        return self._head(hidden).float()
 
 
 def _layer(tensors: dict[str, Tensor], index: int) -> _Layer:
