@@ -7,7 +7,7 @@ take, and is moved back when it is hit. Both are decided here and done by the st
     taken    evicted from a device block, to host ──► moves_out ──┐ all are read before any
     held     found in host memory, to a new block ──► moves_in  ──┘ of them is written
 
-Invariant: what a host block is to receive in this step is not read in this step.
+Invariant: what a host block is to receive in this step is not read there in this step.
 """
 
 from collections.abc import Iterable, Sequence
@@ -45,6 +45,7 @@ class BlockPool:
         self._published = Published(self.device, self.host)
         self._out: dict[int, int] = {}  # host block: the block that it is to receive
         self._in: dict[int, int] = {}  # block: the host block that it is to receive
+        self._copied: list[Copy] = []
 
     @property
     def num_available(self) -> int:
@@ -80,7 +81,7 @@ class BlockPool:
         parent: Content | None = None
         for index in range(limit // self.block_tokens):
             parent = self._published.find(chain, index, parent)
-            if parent is None or not (parent.device or parent.host[0] not in self._out):
+            if parent is None:
                 break
             found.append(parent)
         return found
@@ -106,9 +107,16 @@ class BlockPool:
         return [content.device[0] for content in contents]
 
     def fetch(self, host_block: int) -> int:
-        """A new block that this step moves in from host memory."""
+        """A new block that receives in this step what this host block, which is held, has.
+
+        Where that is only on its way out, it is copied from the block that it comes from.
+        """
         [block] = self.take(1)
-        self._in[block] = host_block
+        source = self._out.get(host_block)
+        if source is None:
+            self._in[block] = host_block
+        else:
+            self._copied.append((source, block))
         return block
 
     def share(self, blocks: Iterable[int]) -> None:
@@ -122,10 +130,10 @@ class BlockPool:
         taken = []
         for _ in range(count):
             block, content = self.device.take()
+            taken.append(block)
             if content is not None:
                 content.device.remove(block)
                 self._evicted(block, content)
-            taken.append(block)
         return taken
 
     def release(self, blocks: Sequence[int]) -> None:
@@ -199,18 +207,18 @@ class BlockPool:
         """Drop a holder of each."""
         self.host.release(host_blocks)
 
-    def moves(self) -> tuple[Moves, Moves]:
-        """Out and in, of the step that was decided: (source, destination) each. Tells once."""
+    def moves(self) -> tuple[Moves, Moves, Moves]:
+        """Within the pool, out and in, of the step that was decided. Tells each once."""
         out = tuple((block, host_block) for host_block, block in self._out.items())
         into = tuple((host_block, block) for block, host_block in self._in.items())
-        self._out, self._in = {}, {}
-        return out, into
+        copied, self._out, self._in, self._copied = tuple(self._copied), {}, {}, []
+        return copied, out, into
 
-    def failed(self, out: Moves, into: Moves) -> None:
-        """These moves may not have been made: nobody is to find what they were to bring."""
-        for _, host_block in out:
+    def failed(self, out: Iterable[int], into: Iterable[int]) -> None:
+        """Moves to these host blocks and blocks may not have been made: nobody is to find them."""
+        for host_block in out:
             self._published.take_out_of_host(host_block)
-        for _, block in into:
+        for block in into:
             self._published.take_out(block)
 
     def flush(self) -> None:
@@ -221,9 +229,8 @@ class BlockPool:
         self, tables: Iterable[Sequence[int]], host_tables: Iterable[Sequence[int]] = ()
     ) -> list[str]:
         """What contradicts the block tables of all holders; empty when all is well."""
-        found = self.device.problems(tables)
-        found += [f"host {problem}" for problem in self.host.problems(host_tables)]
-        return found + self._published.problems()
+        host = [f"host {problem}" for problem in self.host.problems(host_tables)]
+        return [*self.device.problems(tables), *host, *self._published.problems()]
 
     def _evicted(self, block: int, content: Content) -> None:
         if content.device or content.host:

@@ -15,6 +15,7 @@ from torch import Tensor
 from core.protocol import Sampling, TokenLogprob
 from kernels.cpu_attention import Span, packing_order
 from kernels.cpu_linear import has_bfloat16
+from worker.host_memory import HostMemory
 from worker.models.llama import Llama
 from worker.sampler import Sampler
 from worker.step import Draw, Opening, Row, StepPlan, StepResult
@@ -42,13 +43,20 @@ class ModelRunner:
     """A Llama and its KV pool. Implements `worker.step.Runner`."""
 
     def __init__(
-        self, model: Llama, *, kv_blocks: int, block_tokens: int, sampler: Sampler | None = None
+        self,
+        model: Llama,
+        *,
+        kv_blocks: int,
+        block_tokens: int,
+        host_blocks: int = 0,
+        sampler: Sampler | None = None,
     ) -> None:
         config = model.config
         self.config = config
         self.dtype = model.dtype
         self.block_tokens = block_tokens
         self._model = model
+        self._host = HostMemory(host_blocks)
         self._sampler = sampler or Sampler(SLOTS)
         self.resize(kv_blocks)
 
@@ -72,7 +80,7 @@ class ModelRunner:
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """See `worker.step.Runner`."""
-        self._copy(plan.copies)
+        self._host.move(self._cache, plan)
         spans = [Span(row.start, len(row.token_ids), row.blocks) for row in plan.rows]
         order = packing_order(spans)
         packed = [plan.rows[place] for place in order]
@@ -124,11 +132,6 @@ class ModelRunner:
             told += self._sampler.tell(logits, targets[piece], counts[piece])
         remaining = iter(told)
         return tuple(tuple(itertools.islice(remaining, len(row.targets))) for row in rows)
-
-    def _copy(self, copies: Sequence[tuple[int, int]]) -> None:
-        if copies:
-            sources, destinations = torch.tensor(copies).unbind(1)
-            self._cache[:, destinations] = self._cache[:, sources]
 
 
 def load_runner(

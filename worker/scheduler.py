@@ -154,8 +154,8 @@ class Scheduler:
 
     def failed(self, plan: StepPlan) -> None:
         """The runner raised: nobody may read what it was to move. The caller ends the rows."""
-        self.pool.failed(plan.moves_out, plan.moves_in)
         lost = {host_block for _, host_block in plan.moves_out}
+        self.pool.failed(lost, (block for _, block in (*plan.copies, *plan.moves_in)))
         for sequence in self.waiting:
             if sequence.stowed is not None and not lost.isdisjoint(sequence.stowed.tail):
                 self._tables.unstow(sequence)

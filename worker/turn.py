@@ -55,10 +55,10 @@ class Turn:
         """None when nobody has anything to compute."""
         if not self._counts:
             return None
-        moves_out, moves_in = self._pool.moves()
+        copied, moves_out, moves_in = self._pool.moves()
         return StepPlan(
             rows=tuple(_row(sequence, number) for sequence, number in self._counts.items()),
-            copies=tuple(self._copies.values()),
+            copies=(*self._copies.values(), *copied),
             moves_out=moves_out,
             moves_in=moves_in,
         )
@@ -131,7 +131,7 @@ class Turn:
                 sequence.wait = Wait.SLOTS if self._line.is_full else Wait.BLOCKS
                 self._closed |= sequence.overdue or self._line.is_full
                 return
-            hits = self._tables.match(sequence)  # host memory may have lost some of it
+            hits = self._tables.match(sequence)  # host memory may have lost some of them
         self._line.run(sequence)
         self._growth = None
         self._tables.load(sequence, hits)
