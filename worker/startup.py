@@ -28,6 +28,7 @@ from worker.memory import (
     sum_told,
 )
 from worker.runner import ModelRunner, compute_dtype, load_runner
+from worker.sampler import Sampler
 from worker.settings import WorkerSettings
 from worker.warm_up import largest_steps
 from worker.weights import count_weights
@@ -61,8 +62,13 @@ def load_model(settings: WorkerSettings, memory: Memory | None = None) -> "Loade
     try:
         check_weights(memory.bounds(), count_weights(directory) * compute_dtype(dtype).itemsize)
         text = TextRules.load(directory)
+        sampler = Sampler(settings.max_sequences, vocab_size=text.vocab_size, eos_ids=text.eos_ids)
         runner = load_runner(
-            directory, block_tokens=settings.block_tokens, kv_blocks=1, dtype=dtype
+            directory,
+            block_tokens=settings.block_tokens,
+            kv_blocks=1,
+            dtype=dtype,
+            sampler=sampler,
         )
         step_bytes = memory.peak_of(lambda: _run_largest_steps(runner, settings))
     except (MemoryError, RuntimeError) as error:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from core.protocol import Grammar, Sampling
 from tests.support.fake_masks import FakeMasks
-from worker.sampler_masks import apply_masks, words_of
+from worker.sampler_masks import ROWS_AT_ONCE, apply_masks, words_of
 from worker.step import Opening
 
 
@@ -52,3 +52,12 @@ def test_a_fill_speaks_of_the_slots_with_a_grammar() -> None:
     assert not masks.accept(1, 3)
     masks.open(1, an_opening("3 5|39", (3,)))
     assert masks.accept(1, 39)
+
+
+def test_more_rows_than_are_unpacked_at_once_are_masked_all() -> None:
+    count = 2 * ROWS_AT_ONCE + 3
+    bits = torch.ones(count, 2, dtype=torch.int32) << torch.arange(count)[:, None].int() % 32
+    logits = torch.zeros(count, 64)
+    apply_masks(logits, torch.arange(count), bits)
+    for row, left in enumerate(torch.isfinite(logits)):
+        assert left.nonzero()[:, 0].tolist() == [row % 32, 32 + row % 32]
