@@ -3,8 +3,8 @@
 A dialect turns a body into a `Conversation` and stream events into bytes; everything between
 (routing, counting, metering, the worker) sees only these types. Nothing here knows a dialect.
 
-    Opened (Delta | ChoiceEnd)* Done        every choice ends exactly once, before Done
-    [Opened (Delta | ChoiceEnd)*] Broke     an error; nothing follows it
+    Opened (Delta | CallStart | CallDelta | ChoiceEnd)* Done    every choice ends exactly once
+    [Opened (Delta | CallStart | CallDelta | ChoiceEnd)*] Broke   an error; nothing follows it
 """
 
 from abc import ABC, abstractmethod
@@ -14,19 +14,41 @@ import msgspec
 
 from core.errors import Refusal
 from core.protocol import Grammar, ServiceClass, Usage
+from gateway.toolbox import Toolbox, ToolCall
 
 SEED_MODULUS = 2**63  # `Sampling.seed` holds 0 <= seed < SEED_MODULUS
 
 Dialect = Literal["openai", "anthropic"]
-Role = Literal["system", "user", "assistant"]
-Finish = Literal["stop", "length", "filtered"]
+Role = Literal["system", "user", "assistant", "tool"]
+Finish = Literal["stop", "length", "filtered", "tool_calls"]
+CacheTTL = Literal["5m", "1h"]
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
-    """One message of a chat: text only, never empty."""
+    """One message of a chat. An assistant's may have `calls` and then say nothing.
+
+    A tool's is the result of the call `call_id` of the tool `tool`, and may be empty.
+    """
 
     role: Role
     content: str
+    calls: tuple[ToolCall, ...] = ()
+    call_id: str = ""
+    tool: str = ""
+
+
+class CacheBreak(msgspec.Struct, frozen=True, kw_only=True):
+    """A place up to which the caller wants its prompt kept.
+
+    It is after the first `turns` turns, of the last of them only so many characters and calls.
+    With no `turns` it is after the first `tools` tools.
+    """
+
+    ttl: CacheTTL
+    tools: int = 0
+    turns: int = 0
+    chars: int = 0
+    calls: int = 0
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +62,8 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     kind: Literal["chat", "text"]
     model: str  # public name, not yet looked up
     turns: tuple[Turn, ...] = ()
+    toolbox: Toolbox | None = None
+    cache_breaks: tuple[CacheBreak, ...] = ()  # in the order of the prompt
     prompt: str | tuple[int, ...] = ""
     max_tokens: int | None = None  # output tokens of each choice; None: what the model allows
     # None: the client left it out, and the model's own default holds.
@@ -93,6 +117,22 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     chances: tuple[TokenChance, ...] = ()
 
 
+class CallStart(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool is called; `call` counts the calls of its choice from 0."""
+
+    choice: int
+    call: int
+    name: str
+
+
+class CallDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """More of the arguments of the call that began last: the next characters of JSON."""
+
+    choice: int
+    call: int
+    arguments: str
+
+
 class ChoiceEnd(msgspec.Struct, frozen=True, kw_only=True):
     """No more of this choice. `stop` is the stop string that matched, if one did."""
 
@@ -113,7 +153,18 @@ class Broke(msgspec.Struct, frozen=True, kw_only=True):
     refusal: Refusal
 
 
-StreamEvent = Opened | Delta | ChoiceEnd | Done | Broke
+StreamEvent = Opened | Delta | CallStart | CallDelta | ChoiceEnd | Done | Broke
+
+
+class AnswerCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call of a tool, after the first `at` characters of its choice's text.
+
+    `arguments` are JSON, unless the answer was cut off in them.
+    """
+
+    name: str
+    arguments: str
+    at: int
 
 
 class AnswerChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,6 +173,7 @@ class AnswerChoice(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     text: str
     finish: Finish
+    calls: tuple[AnswerCall, ...] = ()
     stop: str | None = None
     chances: tuple[TokenChance, ...] | None = None
 
@@ -157,6 +209,14 @@ class StreamWriter(ABC):
     def delta(self, event: Delta) -> bytes:
         """More text."""
 
+    def call(self, event: CallStart) -> bytes:
+        """A tool is called. Only where the interface has tools."""
+        raise AssertionError(event)
+
+    def arguments(self, event: CallDelta) -> bytes:
+        """More of a call. Only where the interface has tools."""
+        raise AssertionError(event)
+
     @abstractmethod
     def end(self, event: ChoiceEnd) -> bytes:
         """A choice is over."""
@@ -177,48 +237,17 @@ class StreamWriter(ABC):
         """The frames of any event."""
         match event:
             case Delta():
-                return self.delta(event)
+                frames = self.delta(event)
+            case CallDelta():
+                frames = self.arguments(event)
+            case CallStart():
+                frames = self.call(event)
             case ChoiceEnd():
-                return self.end(event)
+                frames = self.end(event)
             case Opened():
-                return self.open(event)
+                frames = self.open(event)
             case Done():
-                return self.done(event)
+                frames = self.done(event)
             case _:
-                return self.broke(event)
-
-
-class Accumulator:
-    """Gathers events into an `Answer`. A `Broke` is not its business: refuse instead."""
-
-    def __init__(self, conversation: Conversation) -> None:
-        self._wants_chances = conversation.logprobs is not None
-        self._texts: list[list[str]] = [[] for _ in range(conversation.n)]
-        self._chances: list[list[TokenChance]] = [[] for _ in range(conversation.n)]
-        self._ends: dict[int, ChoiceEnd] = {}
-
-    def delta(self, event: Delta) -> None:
-        """Take more of a choice that has not ended."""
-        assert event.choice not in self._ends
-        self._texts[event.choice].append(event.text)
-        self._chances[event.choice].extend(event.chances)
-
-    def end(self, event: ChoiceEnd) -> None:
-        """Close a choice, once."""
-        assert event.choice not in self._ends
-        self._ends[event.choice] = event
-
-    def answer(self, usage: Usage) -> Answer:
-        """The whole, once every choice has ended."""
-        assert len(self._ends) == len(self._texts)
-        return Answer(choices=tuple(map(self._choice, range(len(self._texts)))), usage=usage)
-
-    def _choice(self, index: int) -> AnswerChoice:
-        end = self._ends[index]
-        return AnswerChoice(
-            index=index,
-            text="".join(self._texts[index]),
-            finish=end.finish,
-            stop=end.stop,
-            chances=tuple(self._chances[index]) if self._wants_chances else None,
-        )
+                frames = self.broke(event)
+        return frames

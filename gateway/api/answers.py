@@ -13,12 +13,14 @@ import msgspec
 from core.errors import Code, Refusal
 from core.money import EndCause
 from core.protocol import Usage
+from gateway.accumulator import Accumulator
 from gateway.api.faces import Face
 from gateway.api.responder import Receive, Responder
 from gateway.conversation import (
-    Accumulator,
     Answer,
     Broke,
+    CallDelta,
+    CallStart,
     ChoiceEnd,
     Conversation,
     Delta,
@@ -94,6 +96,10 @@ class Telling:
                 match event:
                     case Delta():
                         gathered.delta(event)
+                    case CallStart():
+                        gathered.call(event)
+                    case CallDelta():
+                        gathered.arguments(event)
                     case ChoiceEnd():
                         gathered.end(event)
                     case Done(usage=usage):

@@ -6,8 +6,8 @@ import pytest
 
 from core.protocol import Usage
 from gateway import anthropic, openai
+from gateway.accumulator import Accumulator
 from gateway.conversation import (
-    Accumulator,
     Answer,
     AnswerChoice,
     ChoiceEnd,

@@ -13,8 +13,9 @@ from core.errors import Code, Refusal
 from core.protocol import Usage
 from gateway import anthropic as anthropic_dialect
 from gateway import openai as openai_dialect
+from gateway.accumulator import Accumulator
 from gateway.anthropic import AnthropicStream
-from gateway.conversation import Accumulator, Answer, ChoiceEnd, Conversation, Delta, ModelCard
+from gateway.conversation import Answer, ChoiceEnd, Conversation, Delta, ModelCard
 from gateway.openai import OpenAIChatStream, OpenAICompletionStream
 from gateway.retry import retry_headers
 from gateway.sse import SSE_HEADERS

@@ -1,0 +1,80 @@
+"""Gathers an answer's events into the whole of it, for a caller that does not stream."""
+
+from core.protocol import Usage
+from gateway.conversation import (
+    Answer,
+    AnswerCall,
+    AnswerChoice,
+    CallDelta,
+    CallStart,
+    ChoiceEnd,
+    Conversation,
+    Delta,
+    TokenChance,
+)
+
+
+class _Gathered:
+    """One choice so far."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.chars = 0
+        self.calls: list[tuple[CallStart, int, list[str]]] = []
+        self.chances: list[TokenChance] = []
+        self.end: ChoiceEnd | None = None
+
+
+class Accumulator:
+    """Takes events as `gateway.conversation` orders them. A `Broke` is not its business."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        self._wants_chances = conversation.logprobs is not None
+        self._choices = [_Gathered() for _ in range(conversation.n)]
+
+    def delta(self, event: Delta) -> None:
+        """Take more of a choice that has not ended."""
+        choice = self._open(event.choice)
+        choice.texts.append(event.text)
+        choice.chars += len(event.text)
+        choice.chances.extend(event.chances)
+
+    def call(self, event: CallStart) -> None:
+        """A call begins, after the text so far."""
+        choice = self._open(event.choice)
+        assert event.call == len(choice.calls)
+        choice.calls.append((event, choice.chars, []))
+
+    def arguments(self, event: CallDelta) -> None:
+        """Take more of the last call."""
+        start, _, arguments = self._open(event.choice).calls[-1]
+        assert event.call == start.call
+        arguments.append(event.arguments)
+
+    def end(self, event: ChoiceEnd) -> None:
+        """Close a choice, once."""
+        self._open(event.choice).end = event
+
+    def answer(self, usage: Usage) -> Answer:
+        """The whole, once every choice has ended."""
+        choices = (self._choice(index, each) for index, each in enumerate(self._choices))
+        return Answer(choices=tuple(choices), usage=usage)
+
+    def _open(self, index: int) -> _Gathered:
+        choice = self._choices[index]
+        assert choice.end is None
+        return choice
+
+    def _choice(self, index: int, choice: _Gathered) -> AnswerChoice:
+        assert choice.end is not None
+        return AnswerChoice(
+            index=index,
+            text="".join(choice.texts),
+            calls=tuple(
+                AnswerCall(name=start.name, arguments="".join(arguments), at=at)
+                for start, at, arguments in choice.calls
+            ),
+            finish=choice.end.finish,
+            stop=choice.end.stop,
+            chances=tuple(choice.chances) if self._wants_chances else None,
+        )
