@@ -5,6 +5,7 @@ everything else belongs to the thread. Invariant: what `submit` accepts gets exa
 event, whatever happens to the thread but its process dying.
 """
 
+import contextlib
 import logging
 import threading
 import time
@@ -13,7 +14,8 @@ from itertools import count
 
 import msgspec
 
-from core.protocol import Failed, Generate, Nack, Usage
+from core.protocol import Failed, Generate, Grammar, Nack, Usage
+from text.grammar import Compiled, GrammarError
 from worker.admission import prefill_tokens, refuse
 from worker.detokenize import TokenText
 from worker.events import Emit, EngineLoad
@@ -45,7 +47,8 @@ class Engine:
     """Continuous batching over one runner.
 
     `sink_error` hears of an `emit` that raised, with the attempt's id; that attempt is
-    aborted. `wall_ms` is Unix milliseconds, for deadlines.
+    aborted. `wall_ms` is Unix milliseconds, for deadlines. `compile_grammar` raises
+    GrammarError, and may take half a second; without it grammars are the runner's business.
     """
 
     def __init__(
@@ -56,8 +59,10 @@ class Engine:
         config: EngineConfig,
         sink_error: SinkError = _log_sink_error,
         wall_ms: Callable[[], int] = _wall_ms,
+        compile_grammar: Callable[[Grammar], Compiled] | None = None,
     ) -> None:
         self._text = text
+        self._compile_grammar = compile_grammar
         self.config = config
         self._wall_ms = wall_ms
         self._numbers = count(1)
@@ -104,6 +109,13 @@ class Engine:
         if self._thread.is_alive():
             _log.error("a step outlasted the stop", extra={"facts": {"timeout_s": timeout_s}})
 
+    def prepare(self, request: Generate) -> None:
+        """What takes long about accepting it. In any thread but the engine's; never raises."""
+        # Whatever is wrong, `submit` meets it again, and tells.
+        with contextlib.suppress(Exception):
+            if request.version == self.config.version:
+                self._compiled(request)
+
     def submit(self, request: Generate, emit: Emit) -> Nack | None:
         """Accept a request, or say why not. Its events come on the engine's thread.
 
@@ -119,6 +131,7 @@ class Engine:
                 context_tokens=self.config.context_tokens,
                 numbers=self._numbers,
                 arrived_ms=monotonic_ms(),
+                grammar=self._compiled(request),
             )
         except BadRequestError as error:
             failed = Failed(code="bad_request", message=str(error), retryable=False)
@@ -160,6 +173,16 @@ class Engine:
             for generation in accepted
             if generation.started
         ]
+
+    def _compiled(self, request: Generate) -> Compiled | None:
+        """Its grammar. Raises BadRequestError."""
+        grammar = request.sampling.grammar
+        if grammar is None or self._compile_grammar is None:
+            return None
+        try:
+            return self._compile_grammar(grammar)
+        except GrammarError as error:
+            raise BadRequestError(f"the grammar {error}") from error
 
     def _accept_fault(self, request: Generate, emit: Emit, failed: Failed) -> Nack | None:
         name = attempt_id(request.request_id, request.attempt)

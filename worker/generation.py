@@ -5,6 +5,8 @@ tokens accepted from earlier attempts are read, never counted or emitted again.
 """
 
 from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Sequence_
+from typing import Protocol
 
 from core.protocol import (
     Choice,
@@ -35,19 +37,33 @@ def attempt_id(request_id: str, attempt: int) -> str:
     return f"{request_id}:{attempt}"
 
 
+class AnswerGrammar(Protocol):
+    """What is needed of a compiled grammar (`text.grammar.Compiled`)."""
+
+    def follows(self, ids: Sequence_[int], /) -> bool | None:
+        """Whether it is complete with these ids; None where they break it."""
+        ...
+
+
 class Answer:
     """One choice and its text.
 
     Raises BadRequestError when a resumed choice contradicts itself.
     """
 
-    def __init__(self, sequence: Sequence, text: TokenText, choice: Choice) -> None:
+    def __init__(
+        self,
+        sequence: Sequence,
+        text: TokenText,
+        choice: Choice,
+        grammar: AnswerGrammar | None = None,
+    ) -> None:
         self.sequence = sequence
         self.finish: FinishReason | None = None
         eos_ids = frozenset() if sequence.sampling.ignore_eos else text.eos_ids
         self._end_ids = eos_ids | frozenset(sequence.sampling.stop_ids)
         self._detokenizer = Detokenizer(text, sequence.sampling.stop)
-        self._unsent = self._replay(choice)
+        self._unsent = self._replay(choice, grammar)
 
     def accept(self, sampled: Sampled) -> Tokens:
         """Take a new token, which the sequence already has."""
@@ -63,13 +79,18 @@ class Answer:
         assert self.finish
         return self._tokens((), "", None)
 
-    def _replay(self, choice: Choice) -> str:
+    def _replay(self, choice: Choice, grammar: AnswerGrammar | None) -> str:
         """Catch up with what earlier attempts produced; returns text they did not release."""
+        complete = grammar.follows(choice.output_ids) if grammar and choice.output_ids else False
+        if complete is None:
+            raise BadRequestError("output_ids break the grammar")
         released = ""
         for count, token_id in enumerate(choice.output_ids, 1):
             released += self._advance(token_id, count)
             if self.finish:
                 break
+        if complete and not self.finish:
+            self.finish = "stop"
         released += self._close()
         if choice.released_chars > len(released):
             raise BadRequestError("released_chars is beyond the text of output_ids")
@@ -110,11 +131,22 @@ class Answer:
 
 
 class Generation:
-    """One attempt at a request, in the engine. Times are milliseconds on one monotonic clock."""
+    """One attempt at a request, in the engine. Times are milliseconds on one monotonic clock.
 
-    def __init__(self, request: Generate, answers: Iterable[Answer], arrived_ms: float) -> None:
+    Its `grammar` is only held, so that it stays compiled for as long as there is something to
+    draw.
+    """
+
+    def __init__(
+        self,
+        request: Generate,
+        answers: Iterable[Answer],
+        arrived_ms: float,
+        grammar: AnswerGrammar | None = None,
+    ) -> None:
         self.id = attempt_id(request.request_id, request.attempt)
         self.request = request
+        self.grammar = grammar
         self.started = False
         self._answers = {answer.sequence.number: answer for answer in answers}
         self._output_tokens = 0
@@ -220,6 +252,7 @@ def open_generation(
     context_tokens: int,
     numbers: Iterator[int],
     arrived_ms: float,
+    grammar: AnswerGrammar | None = None,
 ) -> Generation:
     """Build an attempt's state, its resumed tokens replayed. Raises BadRequestError."""
     problem = fault(request, text)
@@ -249,7 +282,8 @@ def open_generation(
             ),
             text,
             choice,
+            grammar,
         )
         for place, choice in enumerate(request.choices)
     ]
-    return Generation(request, answers, arrived_ms)
+    return Generation(request, answers, arrived_ms, grammar)

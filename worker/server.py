@@ -30,6 +30,7 @@ from worker.events import Emit, EngineLoad
 from worker.journal import Journal
 from worker.lifecycle import Lifecycle
 from worker.metrics import Metrics
+from worker.preparation import Preparation, Preparing
 
 AUDIENCE = "worker"
 FRAMES = b"application/x-headworks-frames"
@@ -42,7 +43,7 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 _log = logging.getLogger(__name__)
 
 
-class EngineFace(Protocol):
+class EngineFace(Preparing, Protocol):
     """The part of the engine (or another backend) that serving needs."""
 
     def submit(self, request: Generate, emit: Emit) -> Nack | None:
@@ -81,6 +82,7 @@ class Server:
         self._secret = secret
         self._request_bytes_max = request_bytes_max
         self._load_seq = 0
+        self._preparation = Preparation()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Route one request."""
@@ -181,7 +183,7 @@ class Server:
         except BodyTooLargeError:
             await _answer(send, 413, {"error": "the request is over request_bytes_max"})
             return
-        opened = self._open(request)
+        opened = await self._open(request)
         await send(
             {
                 "type": "http.response.start",
@@ -195,7 +197,9 @@ class Server:
             return
         await self._stream(opened, receive, send)
 
-    def _open(self, request: Generate) -> Attempt | Nack:
+    async def _open(self, request: Generate) -> Attempt | Nack:
+        if self.engine is not None and not await self._preparation.of(request, self.engine):
+            return Nack(reason="full")
         if self.engine is None or self.lifecycle.state is not ReplicaState.READY:
             return Nack(reason="draining")
         engine = self.engine

@@ -15,8 +15,10 @@ from artifacts.errors import UnknownModelError
 from artifacts.manifest import Manifest
 from artifacts.store import ModelStore
 from core.registry import deployment_name
+from text.grammar import Grammars
 from text.rules import TextRules
 from worker.engine import Engine, EngineConfig
+from worker.grammar import CompiledGrammars, GrammarMasks
 from worker.machine import HostMemory, Memory, cores, trim
 from worker.memory import (
     Demand,
@@ -62,7 +64,13 @@ def load_model(settings: WorkerSettings, memory: Memory | None = None) -> "Loade
     try:
         check_weights(memory.bounds(), count_weights(directory) * compute_dtype(dtype).itemsize)
         text = TextRules.load(directory)
-        sampler = Sampler(settings.max_sequences, vocab_size=text.vocab_size, eos_ids=text.eos_ids)
+        grammars = CompiledGrammars(Grammars(text))
+        sampler = Sampler(
+            settings.max_sequences,
+            vocab_size=text.vocab_size,
+            eos_ids=text.eos_ids,
+            masks=GrammarMasks(grammars),
+        )
         runner = load_runner(
             directory,
             block_tokens=settings.block_tokens,
@@ -74,7 +82,7 @@ def load_model(settings: WorkerSettings, memory: Memory | None = None) -> "Loade
     except (MemoryError, RuntimeError) as error:
         _refuse_if_short(error, memory, "the model and a largest step")
         raise
-    model = LoadedModel(settings, memory, runner, text, step_bytes=step_bytes)
+    model = LoadedModel(settings, memory, runner, text, grammars, step_bytes=step_bytes)
     facts = {
         "seconds": round(time.monotonic() - started, 1),
         "dtype": str(runner.dtype),
@@ -102,6 +110,7 @@ class LoadedModel:
         memory: Memory,
         runner: ModelRunner,
         text: TextRules,
+        grammars: CompiledGrammars,
         *,
         step_bytes: int,
     ) -> None:
@@ -109,6 +118,7 @@ class LoadedModel:
         self._memory = memory
         self._runner = runner
         self._text = text
+        self._grammars = grammars
         self._demands = (
             Demand(purpose="for a largest step", size=step_bytes),
             mask_demand(sequences=settings.max_sequences, vocab_size=runner.config.vocab_size),
@@ -143,7 +153,12 @@ class LoadedModel:
             max_sequences=settings.max_sequences,
             context_tokens=self._text.context_tokens,
         )
-        return Engine(runner=self._runner, text=self._text, config=config)
+        return Engine(
+            runner=self._runner,
+            text=self._text,
+            config=config,
+            compile_grammar=self._grammars.get,
+        )
 
     def close(self) -> None:
         """Give the pool back; no engine may use it any more. The weights stay."""
