@@ -21,16 +21,24 @@ from worker.detokenize import TokenText
 from worker.events import Emit, EngineLoad
 from worker.faults import BadRequestError
 from worker.generation import attempt_id, open_generation
-from worker.step import Runner
+from worker.outlet import Outlet
+from worker.patience import Patience, Turn
+from worker.step import Runner, StepPlan
 from worker.stepper import EngineConfig, Live, SinkError, Stepper, monotonic_ms
 
 __all__ = ["Engine", "EngineConfig"]
 
+OnStep = Callable[[int, int, float], None]
+
+STEP_TIMEOUT_S = 60.0
 # How long the engine is idle before it spends time on checking itself.
 QUIET_S = 0.2
 # Most accepted requests that the thread has not looked at yet. Those with a prefill are bounded
 # far lower, by its tokens; this is for those without one.
 INBOX_MAX = 1024
+
+# For an `emit` under way to return, before its attempt is given up without a word.
+CUT_S = 0.5
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +57,8 @@ class Engine:
     `sink_error` hears of an `emit` that raised, with the attempt's id; that attempt is
     aborted. `wall_ms` is Unix milliseconds, for deadlines. `compile_grammar` raises
     GrammarError, and may take half a second; without it grammars are the runner's business.
+    `step_timeout_s` is what any step may take; `on_step` hears of each one's rows, tokens and
+    seconds, on the engine's thread.
     """
 
     def __init__(
@@ -60,11 +70,17 @@ class Engine:
         sink_error: SinkError = _log_sink_error,
         wall_ms: Callable[[], int] = _wall_ms,
         compile_grammar: Callable[[Grammar], Compiled] | None = None,
+        step_timeout_s: float = STEP_TIMEOUT_S,
+        on_step: OnStep = lambda _rows, _tokens, _seconds: None,
     ) -> None:
+        self.turn: Turn | None = None
+        self.patience = Patience(step_timeout_s)
+        self._on_step = on_step
         self._text = text
         self._compile_grammar = compile_grammar
         self.config = config
         self._wall_ms = wall_ms
+        self._sink_error = sink_error
         self._numbers = count(1)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._stepper = Stepper(
@@ -84,6 +100,17 @@ class Engine:
         self._snapshot = self._stepper.measure()
         self._draining = False
         self._stopping = False
+        self._given_up = False
+
+    @property
+    def thread_id(self) -> int | None:
+        """Of the thread that steps."""
+        return self._thread.ident
+
+    @property
+    def is_stepping(self) -> bool:
+        """Whether that thread lives."""
+        return self._thread.is_alive()
 
     def start(self) -> None:
         """Begin to step."""
@@ -97,7 +124,8 @@ class Engine:
     def stop(self, timeout_s: float) -> None:
         """End after the step in progress; whatever is left fails as `shutting_down`.
 
-        A step that outlasts `timeout_s` is left behind: its thread ends with the process.
+        A step that outlasts `timeout_s` is left behind: its thread ends with the process, and
+        its attempts are told without it.
         """
         with self._wake:
             self._draining = self._stopping = True
@@ -108,6 +136,32 @@ class Engine:
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             _log.error("a step outlasted the stop", extra={"facts": {"timeout_s": timeout_s}})
+            self.give_up("shutting_down", "the worker is stopping")
+
+    def give_up(self, code: str, message: str) -> None:
+        """From another thread, when the engine's does not come back: fail everyone, retryable.
+
+        Should it come back after all, it finds that nobody listens, and ends.
+        """
+        with self._wake:
+            self._draining = self._stopping = self._given_up = True
+            lives = list(self._accepted.values())
+            faults, self._faults = self._faults, []
+            self._wake.notify_all()
+        for live in lives:
+            self._cut(live.generation.id, live.emit, live.generation.failed(code, message))
+        for name, emit, failed in faults:
+            self._cut(name, emit, failed)
+
+    def _cut(self, name: str, emit: Emit, last: Failed) -> None:
+        assert isinstance(emit, Outlet)
+        try:
+            told = emit.cut(last, CUT_S)
+        except Exception as error:  # noqa: BLE001 -- told to the owner of `emit`
+            self._sink_error(name, error)
+            return
+        if not told:
+            _log.error("an attempt gets no last word", extra={"facts": {"attempt": name}})
 
     def prepare(self, request: Generate) -> None:
         """What takes long about accepting it. In any thread but the engine's; never raises."""
@@ -140,7 +194,7 @@ class Engine:
             _log.exception("a request could not be opened")
             failed = Failed(code="internal", message=type(error).__name__, retryable=True)
             return self._accept_fault(request, emit, failed)
-        return self._accept(Live(generation, emit))
+        return self._accept(Live(generation, Outlet(emit)))
 
     def abort(self, request_id: str, attempt: int) -> bool:
         """End an attempt within two steps. False when there is none of that name."""
@@ -162,6 +216,7 @@ class Engine:
                 waiting=self._snapshot.waiting + len(arrived),
                 kv_blocks_free=max(0, self._snapshot.kv_blocks_free - blocks),
                 draining=self._draining,
+                healthy=self._snapshot.healthy and not self._given_up,
             )
 
     def progress(self) -> list[tuple[str, int, Usage]]:
@@ -189,7 +244,7 @@ class Engine:
         with self._wake:
             nack = self._refusal(name)
             if nack is None:
-                self._faults.append((name, emit, failed))
+                self._faults.append((name, Outlet(emit), failed))
                 self._wake.notify_all()
         return nack
 
@@ -241,12 +296,25 @@ class Engine:
         return bool(due) or self._stepper.has_work
 
     def _turn(self) -> None:
-        self._collect()
-        plan = self._stepper.plan(self._wall_ms())
-        self._publish()
-        if plan is not None:
-            self._stepper.execute(plan)
+        self.turn = Turn()
+        try:
+            self._collect()
+            plan = self._stepper.plan(self._wall_ms())
             self._publish()
+            if plan is not None:
+                self._step(plan)
+                self._publish()
+        finally:
+            self.turn = None
+
+    def _step(self, plan: StepPlan) -> None:
+        tokens = plan.num_tokens
+        self.turn = Turn(tokens=tokens)
+        started = time.monotonic()
+        self._stepper.execute(plan)
+        seconds = time.monotonic() - started
+        self.patience.observe(tokens, seconds)
+        self._on_step(len(plan.rows), tokens, seconds)
 
     def _collect(self) -> None:
         """Take what arrived and what was aborted since the last turn."""

@@ -12,6 +12,7 @@ from tests.support.fake_runner import FakeRunner, expected
 from worker.engine import Engine, EngineConfig
 
 WAIT_S = 20
+ENGINE_ARGUMENTS = ("wall_ms", "sink_error", "step_timeout_s", "on_step")
 TEXT = FakeText()
 
 
@@ -75,7 +76,7 @@ def assert_grammar(events):
 @contextmanager
 def an_engine(*, before=lambda plan: None, text=None, start=True, **changes) -> Iterator[Engine]:
     """An engine over the fake runner, stopped at the end and then empty."""
-    arguments = {k: changes.pop(k) for k in ("wall_ms", "sink_error") if k in changes}
+    arguments = {k: changes.pop(k) for k in ENGINE_ARGUMENTS if k in changes}
     defaults = {"kv_blocks": 64, "block_tokens": 4, "max_batched_tokens": 16, "max_sequences": 8}
     defaults |= {"context_tokens": 200, "version": VERSION, "boot_id": "boot_1"}
     config = EngineConfig(**(defaults | {"waiting_tokens_max": 10_000} | changes))
