@@ -81,6 +81,7 @@ class ModelRunner:
     def execute(self, plan: StepPlan) -> StepResult:
         """See `worker.step.Runner`."""
         self._host.move(self._cache, plan)
+        self._blank(plan.rows)
         spans = [Span(row.start, len(row.token_ids), row.blocks) for row in plan.rows]
         order = packing_order(spans)
         packed = [plan.rows[place] for place in order]
@@ -120,6 +121,20 @@ class ModelRunner:
                 sequence=0, token_ids=(0,) * count, start=start, blocks=blocks, draw=_WARM_DRAW
             )
             self.execute(StepPlan(rows=(row,)))
+
+    def _blank(self, rows: Sequence[Row]) -> None:
+        """Clear the blocks that a row begins and does not fill.
+
+        Attention reads all of a block and gives what is not written yet a share of zero; were
+        it the last owner's, and no number, that would not be nothing.
+        """
+        begun = []
+        for row in rows:
+            last = (len(row.blocks) - 1) * self.block_tokens
+            if row.start <= last and row.start + len(row.token_ids) < last + self.block_tokens:
+                begun.append(row.blocks[-1])
+        if begun:
+            self._cache[:, begun] = 0
 
     def _tell(self, hidden: Tensor, rows: Sequence[Row]) -> tuple[tuple[TokenLogprob, ...], ...]:
         """The logprobs of the rows' targets, whose `hidden` come one after another."""
