@@ -198,6 +198,8 @@ class Pool:
         if len(names) <= self.rules.sweep_max:
             self.gateways.drop(gateway)
             self.owing.discard(gateway)
+        else:
+            self.owing.add(gateway)  # one that comes back before the rest are gone
 
     def _heard(self, gateway: str) -> bool:
         """Extend the gateway's lease; false when it had none."""

@@ -241,6 +241,8 @@ local function sweep(gateway)
   if #members <= RULES.sweep_max then
     redis.call('ZREM', K.gateways, gateway)
     pool.owing[gateway] = nil
+  else
+    pool.owing[gateway] = true -- one that comes back before the rest are gone
   end
 end
 

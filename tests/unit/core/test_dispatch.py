@@ -563,6 +563,14 @@ def test_a_gateway_that_was_given_up_is_asked_to_announce_and_does():
     assert world.account() == (1, 1)
 
 
+def test_a_gateway_that_comes_back_while_its_tickets_are_let_go_is_asked_too():
+    world = World(rules=PoolRules(sweep_max=1)).open("gw1")
+    world.fill()
+    world.pass_ms(RULES.lease_ms)
+    assert world.renew("gw1").reannounce
+    assert len(world.pool.tickets) == 1
+
+
 def test_a_gateway_that_only_armed_is_asked_too():
     world = World().open("gw1")
     world.arm("t1", gateway="gw2")
