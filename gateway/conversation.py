@@ -86,6 +86,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     stop_ids: tuple[int, ...] = ()
     prompt_logprobs: int | None = None
     grammar: Grammar | None = None
+    grammar_param: str = ""  # the field that asked for it
     stream: bool = False
     include_usage: bool = False  # a usage chunk at the end of an OpenAI stream
     service_class: ServiceClass = "standard"

@@ -15,6 +15,7 @@ from core import ids
 from gateway.auth import Authenticator, AuthLimits, SourceAwayError
 from gateway.background import Background
 from gateway.books import Books
+from gateway.grammars import GrammarChecks
 from gateway.metrics import Metrics
 from gateway.prefixes import PrefixMemory
 from gateway.prompts import PromptLimits, Prompts
@@ -59,6 +60,7 @@ class Gateway:
             no_replica_s=settings.no_replica_ms / 1000,
         )
         self.prompts = Prompts(ModelStore(Path(settings.models_dir)), PromptLimits(), now_ms)
+        self._grammars = GrammarChecks(self.prompts)
         self._endings = Endings()
         self._background = Background()
         self._spool = Spool(Path(settings.spool_dir), self.id, bytes_max=settings.spool_bytes_max)
@@ -112,6 +114,7 @@ class Gateway:
         await self._retire_lease()
         await self._workers.close()
         await self._postgres.close()
+        self._grammars.close()
         self.prompts.close()
 
     def reasons(self) -> dict[str, str]:
@@ -179,6 +182,7 @@ class Gateway:
             region=settings.region,
             routes=self.routes,
             prompts=self.prompts,
+            grammars=self._grammars,
             books=self._books,
             prefixes=PrefixMemory(),
             metrics=self.metrics,

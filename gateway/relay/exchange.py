@@ -131,6 +131,7 @@ class Exchange:
             price = self._price(model)
             prompt_ids = await self._shared.prompts.ids(model.version, self._call.conversation)
             wanted = self._size(model, len(prompt_ids))
+            await self._check_grammar(model)
             self._job = job = await self._make_job(model, price, prompt_ids, wanted)
             if await self._accept(job, wanted):
                 return await self._generate(job)
@@ -156,6 +157,13 @@ class Exchange:
         if isinstance(price, Refusal):
             raise RefusedError(price)
         return price
+
+    async def _check_grammar(self, model: ServedModel) -> None:
+        conversation = self._call.conversation
+        if conversation.grammar is not None:
+            await self._shared.grammars.check(
+                model.version, conversation.grammar, conversation.grammar_param
+            )
 
     def _size(self, model: ServedModel, prompt_tokens: int) -> Size:
         conversation = self._call.conversation
@@ -393,4 +401,5 @@ def _sampling(
         stop=conversation.stop,
         ignore_eos=conversation.ignore_eos,
         logprobs=conversation.logprobs,
+        grammar=conversation.grammar,
     )

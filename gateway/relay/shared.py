@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from gateway.books import Books
+from gateway.grammars import GrammarChecks
 from gateway.metrics import Metrics
 from gateway.prefixes import PrefixMemory
 from gateway.prompts import Prompts
@@ -33,6 +34,7 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
     region: str
     routes: Routes
     prompts: Prompts
+    grammars: GrammarChecks
     books: Books
     prefixes: PrefixMemory
     metrics: Metrics

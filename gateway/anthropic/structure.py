@@ -1,0 +1,41 @@
+"""Structured output in Anthropic's dialect: `output_config.format`, and the older `output_format`.
+
+Its one kind is a JSON schema. An `effort` beside it is accepted at the values that it has, and
+changes nothing: the models here do not think before they answer.
+"""
+
+from gateway.fields import Fields, bad, missing
+from gateway.structure import Structure, only_one, take_schema
+
+EFFORTS = ("low", "medium", "high", "xhigh", "max")
+
+
+def read_structure(fields: Fields) -> Structure | None:
+    """Take both fields. Raises RefusedError."""
+    old = _format(fields, "output_format")
+    config = fields.nested("output_config")
+    if config is None:
+        return old
+    config.choice("effort", *EFFORTS)
+    structure = only_one([_format(config, "format"), old])
+    _refuse_unknown(config)
+    return structure
+
+
+def _format(fields: Fields, name: str) -> Structure | None:
+    asked = fields.nested(name)
+    if asked is None:
+        return None
+    if asked.required_text("type") != "json_schema":
+        raise bad(asked.at("type"), "must be 'json_schema'")
+    structure = take_schema(asked, "schema")
+    if structure is None:
+        raise missing(asked.at("schema"))
+    _refuse_unknown(asked)
+    return structure
+
+
+def _refuse_unknown(fields: Fields) -> None:
+    name = fields.first_left()
+    if name is not None:
+        raise bad(fields.at(name), "Extra inputs are not permitted")
