@@ -31,6 +31,15 @@ from tests.support.scripted_worker import (
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
 
 
+# What is waited for here comes, however slow the machine.
+PATIENT = {
+    "worker_idle_ms": 60_000,
+    "worker_first_frame_ms": 60_000,
+    "unsent_ms": 60_000,
+    "no_replica_ms": 60_000,
+}
+
+
 @pytest.fixture
 async def world(postgres_url: str, valkey_url: str, tmp_path: Path) -> AsyncIterator[World]:
     async with a_world(
@@ -182,22 +191,25 @@ def assert_resumed(world: World, request_id: str) -> None:
 
 
 async def test_a_killed_worker_that_comes_back_finishes_its_streams(
-    world: World, caller: Caller
+    postgres_url: str, valkey_url: str, tmp_path: Path
 ) -> None:
-    world.worker.default = answers(100, gap_s=0.01)
-    asking = [asyncio.create_task(post(world, caller, stream=True)) for _ in range(5)]
-    await until(lambda: len(world.worker.requests) == 5)
-    await asyncio.sleep(0.2)
-    await world.worker.kill()
-    await asyncio.sleep(0.3)
-    await world.worker.start()
-    await world.register(world.worker)
-    for response in await asyncio.gather(*asking):
-        told = check_openai_chat_stream(response.content, include_usage=False)
-        assert told.texts == [whole_text(50)]
-    rows = await world.settled(caller, 5)
-    assert {row.cause for row in rows} == {EndCause.LENGTH}
-    await world.dispatcher_is_empty()
+    async with a_world(postgres_url, valkey_url, tmp_path, **PATIENT) as world:
+        caller = await world.add_caller()
+        world.worker.script = [hangs(after=10)] * 5
+        world.worker.default = answers(100)
+        asking = [asyncio.create_task(post(world, caller, stream=True)) for _ in range(5)]
+        await until(lambda: [run.produced for run in world.worker.runs.values()] == [10] * 5)
+        await world.worker.kill()
+        unsent = world.gateway.metrics.setbacks.labels("unsent")
+        await until(lambda: unsent._value.get() >= 5)  # nobody has been listening
+        await world.worker.start()
+        await world.register(world.worker)
+        for response in await asyncio.gather(*asking):
+            told = check_openai_chat_stream(response.content, include_usage=False)
+            assert told.texts == [whole_text(50)]
+        rows = await world.settled(caller, 5)
+        assert {row.cause for row in rows} == {EndCause.LENGTH}
+        await world.dispatcher_is_empty()
 
 
 async def test_a_killed_worker_that_stays_away_ends_its_streams_with_an_error(
