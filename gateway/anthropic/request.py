@@ -1,18 +1,24 @@
 """`POST /v1/messages` and its `count_tokens`: a body into a `Conversation`.
 
-Text only, so far: tools, thinking, images and documents are refused by name, never ignored.
-`cache_control` is accepted and has no effect: every prefix is cached for its own tenant.
-Consecutive turns of one role are joined, as the API's reference says. The last turn is the
-user's: continuing an assistant's turn (prefill) is refused.
+Text and tools, so far: thinking, images and documents are refused by name, never ignored.
+`cache_control` says up to where and how long a prompt is worth keeping; every prefix is cached
+for its own tenant anyhow. Consecutive turns of one role are joined, as the API's reference
+says. The last turn is the user's: continuing an assistant's turn (prefill) is refused.
 """
+
+from typing import Literal
+
+import msgspec
 
 from core.errors import Code, refuse
 from core.protocol import ServiceClass
-from gateway.conversation import Conversation, Dialect, Role, Turn
+from gateway.anthropic.blocks import CacheBreaks, read_blocks, refuse_unknown, said
+from gateway.anthropic.tools import read_toolbox
+from gateway.anthropic.turns import Turns
+from gateway.conversation import Conversation, Dialect
 from gateway.fields import (
     MESSAGES_MAX,
     MODEL_CHARS_MAX,
-    PARTS_MAX,
     SHORT_TEXT_CHARS_MAX,
     STOP_CHARS_MAX,
     Fields,
@@ -20,6 +26,7 @@ from gateway.fields import (
     missing,
     read_object,
 )
+from gateway.tools.forced import forced_grammar
 
 DIALECT: Dialect = "anthropic"
 INDEX = ".{}"  # messages.0.content
@@ -37,24 +44,20 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "output_config": ({},),
     "speed": ("standard",),
     "thinking": ({"type": "disabled"},),
-    "tool_choice": ({"type": "none"}, {"type": "auto"}),
-    "tools": ([],),
 }
 
 
 def parse_messages(body: bytes) -> Conversation:
     """The request, or RefusedError naming the field at fault."""
     fields = read_object(body, index=INDEX)
-    model, turns = _model_and_turns(fields)
+    prompt = _prompt(fields)
     max_tokens = fields.integer("max_tokens", 1)
     if max_tokens is None:
         raise missing("max_tokens")
     fields.choice("service_tier", *TIERS)
-    conversation = Conversation(
-        dialect=DIALECT,
-        kind="chat",
-        model=model,
-        turns=turns,
+    conversation = msgspec.structs.replace(
+        prompt,
+        grammar=forced_grammar(prompt.toolbox),
         max_tokens=max_tokens,
         temperature=fields.number("temperature", 0, 1),
         top_p=_top_p(fields),
@@ -64,55 +67,64 @@ def parse_messages(body: bytes) -> Conversation:
         service_class=SERVICE_CLASS,
         user=_user(fields),
     )
-    _refuse_unknown(fields)
+    refuse_unknown(fields)
     return conversation
 
 
 def parse_count_tokens(body: bytes) -> Conversation:
     """What `parse_messages` reads of the prompt; parameters of generation are unknown here."""
     fields = read_object(body, index=INDEX)
-    model, turns = _model_and_turns(fields)
-    _refuse_unknown(fields)
-    return Conversation(dialect=DIALECT, kind="chat", model=model, turns=turns)
+    prompt = _prompt(fields)
+    refuse_unknown(fields)
+    return prompt
 
 
-def _model_and_turns(fields: Fields) -> tuple[str, tuple[Turn, ...]]:
+def _prompt(fields: Fields) -> Conversation:
     model = fields.required_text("model", chars_max=MODEL_CHARS_MAX)
     for name, accepted in _NEUTRAL.items():
         fields.neutral(name, accepted)
-    fields.nested("cache_control")
-    return model, (*_system(fields), *_turns(fields))
+    breaks = CacheBreaks()
+    toolbox = read_toolbox(fields, breaks)
+    turns = Turns(breaks)
+    if not fields.says_nothing("system", ("", [])):
+        turns.add("system", read_blocks(fields, "system", breaks))
+    _read_messages(fields, turns, breaks)
+    # On the request itself it stands for one on the last block.
+    ttl = breaks.read(fields)
+    if ttl is not None:
+        breaks.add(fields, turns.end(ttl))
+    return Conversation(
+        dialect=DIALECT,
+        kind="chat",
+        model=model,
+        turns=turns.taken,
+        toolbox=toolbox,
+        cache_breaks=tuple(breaks.found),
+    )
 
 
-def _system(fields: Fields) -> tuple[Turn, ...]:
-    if fields.says_nothing("system", ("", [])):
-        return ()
-    return (Turn(role="system", content=_text(fields, "system")),)
-
-
-def _turns(fields: Fields) -> tuple[Turn, ...]:
-    said: list[tuple[Role, list[str]]] = []
+def _read_messages(fields: Fields, turns: Turns, breaks: CacheBreaks) -> None:
+    role: str | None = None
     for message in fields.objects("messages", count_max=MESSAGES_MAX):
-        role = _role(message)
-        if not said and role != "user":
+        first, role = role is None, _role(message)
+        if first and role != "user":
             raise bad(message.at("role"), "the first message must have the role 'user'")
-        content = _text(message, "content")
-        _refuse_unknown(message)
-        if said and said[-1][0] == role:
-            said[-1][1].append(content)
-        else:
-            said.append((role, [content]))
-    if said[-1][0] == "assistant":
+        kinds = ("tool_result",) if role == "user" else ("tool_use",)
+        if role == "assistant":
+            turns.settled(message.at("role"))
+        turns.add(role, read_blocks(message, "content", breaks, *kinds))
+        refuse_unknown(message)
+    if role == "assistant":
         raise refuse(
             Code.UNSUPPORTED,
             "messages: continuing an assistant message (prefill) is not supported here; "
             "the last message must have the role 'user'",
             param="messages",
         )
-    return tuple(Turn(role=role, content="\n".join(texts)) for role, texts in said)
+    turns.settled("messages")
 
 
-def _role(message: Fields) -> Role:
+def _role(message: Fields) -> Literal["user", "assistant"]:
     match message.required_text("role"):
         case "user":
             return "user"
@@ -127,31 +139,6 @@ def _role(message: Fields) -> Role:
             raise bad(message.at("role"), "must be 'user' or 'assistant'")
 
 
-def _text(fields: Fields, name: str) -> str:
-    content = fields.text_or_objects(name, count_max=PARTS_MAX)
-    if isinstance(content, str):
-        return _said(fields.at(name), content)
-    return "\n".join(map(_block_text, content))
-
-
-def _block_text(block: Fields) -> str:
-    kind = block.required_text("type")
-    if kind != "text":
-        path = block.at("type")
-        raise refuse(Code.UNSUPPORTED, f"{path}: only text blocks are supported here", param=path)
-    text = _said(block.at("text"), block.required_text("text"))
-    block.nested("cache_control")
-    block.neutral("citations", ([],))
-    _refuse_unknown(block)
-    return text
-
-
-def _said(path: str, text: str) -> str:
-    if not text.strip():
-        raise bad(path, "must hold more than white space")
-    return text
-
-
 def _top_p(fields: Fields) -> float | None:
     top_p = fields.number("top_p", 0, 1)
     if top_p == 0:
@@ -162,7 +149,7 @@ def _top_p(fields: Fields) -> float | None:
 def _stop(fields: Fields) -> tuple[str, ...]:
     stop = fields.strings("stop_sequences", count_max=STOPS_MAX, chars_max=STOP_CHARS_MAX)
     for i, each in enumerate(stop):
-        _said(f"stop_sequences.{i}", each)
+        said(f"stop_sequences.{i}", each)
     return stop
 
 
@@ -171,11 +158,5 @@ def _user(fields: Fields) -> str | None:
     if metadata is None:
         return None
     user = metadata.text("user_id", chars_max=SHORT_TEXT_CHARS_MAX)
-    _refuse_unknown(metadata)
+    refuse_unknown(metadata)
     return user
-
-
-def _refuse_unknown(fields: Fields) -> None:
-    name = fields.first_left()
-    if name is not None:
-        raise bad(fields.at(name), "Extra inputs are not permitted")

@@ -1,7 +1,7 @@
 """`POST /v1/chat/completions`: a body into a `Conversation`.
 
-Text only, so far: tools, images, audio and structured output are refused by name, never
-ignored. A parameter we do not support is accepted at the value that changes nothing.
+Text and tools, so far: images, audio and structured output are refused by name, never ignored.
+A parameter we do not support is accepted at the value that changes nothing.
 Parameters that never change the answer (`metadata`, `safety_identifier`, …) are accepted.
 """
 
@@ -16,6 +16,9 @@ from gateway.fields import (
     read_object,
 )
 from gateway.openai.generation import DIALECT, INDEX, read_generation, refuse_unknown
+from gateway.openai.tools import read_calls, read_toolbox
+from gateway.toolbox import Unanswered
+from gateway.tools.forced import forced_grammar
 
 TOP_LOGPROBS_MAX = 20
 
@@ -24,6 +27,7 @@ _ROLES: dict[str, Role] = {
     "developer": "system",
     "user": "user",
     "assistant": "assistant",
+    "tool": "tool",
 }
 
 # Parameters we do not support, and the values of each that change nothing.
@@ -39,8 +43,6 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "reasoning_effort": ("none",),
     "response_format": ({"type": "text"},),
     "store": (False,),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
@@ -52,8 +54,6 @@ _MESSAGE_NEUTRAL: dict[str, tuple[object, ...]] = {
     "function_call": (),
     "name": (),
     "refusal": (),
-    "tool_call_id": (),
-    "tool_calls": ([],),
 }
 
 
@@ -63,10 +63,13 @@ def parse_chat(body: bytes) -> Conversation:
     generation = read_generation(fields)
     for name, accepted in _NEUTRAL.items():
         fields.neutral(name, accepted)
+    toolbox = read_toolbox(fields)
     conversation = Conversation(
         dialect=DIALECT,
         kind="chat",
-        turns=tuple(map(_turn, fields.objects("messages", count_max=MESSAGES_MAX))),
+        turns=_turns(fields),
+        toolbox=toolbox,
+        grammar=forced_grammar(toolbox),
         max_tokens=_max_tokens(fields),
         logprobs=_logprobs(fields),
         cache_key=fields.text("prompt_cache_key", chars_max=SHORT_TEXT_CHARS_MAX),
@@ -74,29 +77,59 @@ def parse_chat(body: bytes) -> Conversation:
     )
     fields.nested("metadata")
     fields.text("safety_identifier", chars_max=SHORT_TEXT_CHARS_MAX)
-    fields.boolean("parallel_tool_calls")
     refuse_unknown(fields)
     return conversation
 
 
-def _turn(message: Fields) -> Turn:
+def _turns(fields: Fields) -> tuple[Turn, ...]:
+    unanswered = Unanswered()
+    turns = [
+        _turn(message, unanswered) for message in fields.objects("messages", count_max=MESSAGES_MAX)
+    ]
+    unanswered.settled("messages")
+    return tuple(turns)
+
+
+def _turn(message: Fields, unanswered: Unanswered) -> Turn:
     role = message.required_text("role")
-    if role in ("tool", "function"):
+    if role == "function":
         path = message.at("role")
-        raise refuse(Code.UNSUPPORTED, f"{path}: tools are not supported here", param=path)
+        raise refuse(Code.UNSUPPORTED, f"{path}: functions are not supported here", param=path)
     if role not in _ROLES:
         raise bad(message.at("role"), f"must be one of {', '.join(_ROLES)}")
-    for name, accepted in _MESSAGE_NEUTRAL.items():
-        message.neutral(name, accepted)
-    turn = Turn(role=_ROLES[role], content=_content(message))
+    if role == "tool":
+        turn = _result(message, unanswered)
+    else:
+        unanswered.settled(message.at("role"))
+        turn = _said(message, _ROLES[role], unanswered)
     refuse_unknown(message)
     return turn
 
 
-def _content(message: Fields) -> str:
-    content = message.text_or_objects("content", count_max=PARTS_MAX)
+def _said(message: Fields, role: Role, unanswered: Unanswered) -> Turn:
+    calls = read_calls(message) if role == "assistant" else ()
+    for name, accepted in _MESSAGE_NEUTRAL.items():
+        message.neutral(name, accepted)
+    for call in calls:
+        unanswered.called(call, message.at("tool_calls"))
+    if calls and message.says_nothing("content", ("", [])):
+        return Turn(role=role, content="", calls=calls)
+    content = _content(message)
     if content == "":
         raise bad(message.at("content"), "must not be empty")
+    return Turn(role=role, content=content, calls=calls)
+
+
+def _result(message: Fields, unanswered: Unanswered) -> Turn:
+    path = message.at("tool_call_id")
+    call_id = message.required_text("tool_call_id")
+    message.text("name")  # the call knows it
+    tool = unanswered.answered(call_id, path)
+    return Turn(role="tool", content=_content(message), call_id=call_id, tool=tool)
+
+
+def _content(message: Fields) -> str:
+    content = message.text_or_objects("content", count_max=PARTS_MAX)
     # Parts are separate pieces of text: glued together, words of two would become one.
     return content if isinstance(content, str) else "\n".join(map(_part_text, content))
 

@@ -1,0 +1,76 @@
+"""Messages' blocks into turns: neighbours of one role joined, each result a turn of its own."""
+
+from collections.abc import Sequence
+
+from gateway.anthropic.blocks import Block, CacheBreaks
+from gateway.conversation import CacheBreak, CacheTTL, Role, Turn
+from gateway.toolbox import ToolCall, Unanswered
+
+
+class _Draft:
+    """A turn that may yet grow."""
+
+    def __init__(self, role: Role, *, call_id: str = "", tool: str = "") -> None:
+        self.role = role
+        self.texts: list[str] = []
+        self.calls: list[ToolCall] = []
+        self._call_id = call_id
+        self._tool = tool
+
+    @property
+    def turn(self) -> Turn:
+        return Turn(
+            role=self.role,
+            content="\n".join(self.texts),
+            calls=tuple(self.calls),
+            call_id=self._call_id,
+            tool=self._tool,
+        )
+
+
+class Turns:
+    """Raises RefusedError where calls and results do not belong together."""
+
+    def __init__(self, breaks: CacheBreaks) -> None:
+        self._breaks = breaks
+        self._drafts: list[_Draft] = []
+        self._unanswered = Unanswered()
+
+    @property
+    def taken(self) -> tuple[Turn, ...]:
+        """All of them."""
+        return tuple(draft.turn for draft in self._drafts)
+
+    def add(self, role: Role, blocks: Sequence[Block]) -> None:
+        """One message."""
+        for block in blocks:
+            match block.value:
+                case str() as text:
+                    if role == "user":
+                        self.settled(block.path)
+                    self._last(role).texts.append(text)
+                case ToolCall() as call:
+                    self._unanswered.called(call, block.path)
+                    self._last(role).calls.append(call)
+                case result:
+                    tool = self._unanswered.answered(result.call_id, block.path)
+                    draft = _Draft("tool", call_id=result.call_id, tool=tool)
+                    draft.texts.append(result.content)
+                    self._drafts.append(draft)
+            if block.ttl is not None:
+                self._breaks.add(block.fields, self.end(block.ttl))
+
+    def settled(self, path: str) -> None:
+        """Results of calls come before anything else. Raises RefusedError when one is missing."""
+        self._unanswered.settled(path)
+
+    def end(self, ttl: CacheTTL) -> CacheBreak:
+        """A mark after what there is so far."""
+        last = self._drafts[-1]
+        chars = len("\n".join(last.texts))
+        return CacheBreak(ttl=ttl, turns=len(self._drafts), chars=chars, calls=len(last.calls))
+
+    def _last(self, role: Role) -> _Draft:
+        if not self._drafts or self._drafts[-1].role != role:
+            self._drafts.append(_Draft(role))
+        return self._drafts[-1]
