@@ -5,23 +5,25 @@ from typing import Any
 import msgspec
 
 from gateway.anthropic.usage import from_usage
-from gateway.conversation import Answer, Conversation, Finish
+from gateway.conversation import Answer, AnswerChoice, Conversation, Finish
+from gateway.tools.ids import call_id
 
 _STOP_REASONS: dict[Finish, str] = {
     "stop": "end_turn",
     "length": "max_tokens",
     "filtered": "refusal",
+    "tool_calls": "tool_use",
 }
+CALL_PREFIX = "toolu_"
 
 
 def message_json(answer: Answer, conversation: Conversation, *, request_id: str) -> bytes:
     """The body of a `message`. An empty answer has no content block, as in a stream."""
     (choice,) = answer.choices
-    content = [{"type": "text", "text": choice.text, "citations": None}] if choice.text else []
     return msgspec.json.encode(
         {
             **message_fields(conversation, request_id),
-            "content": content,
+            "content": _content(choice, request_id),
             **stop_fields(choice.finish, choice.stop),
             "usage": from_usage(answer.usage),
         }
@@ -43,7 +45,38 @@ def message_fields(conversation: Conversation, request_id: str) -> dict[str, Any
     }
 
 
+def call_fields(name: str, request_id: str, *, call: int) -> dict[str, Any]:
+    """A `tool_use` block, all but its input."""
+    named = call_id(CALL_PREFIX, request_id, choice=0, call=call)
+    return {"type": "tool_use", "id": named, "name": name}
+
+
 def stop_fields(finish: Finish, stop: str | None) -> dict[str, Any]:
     """Why it stopped, and at which of the caller's stop sequences."""
     reason = _STOP_REASONS[finish] if stop is None else "stop_sequence"
     return {"stop_reason": reason, "stop_sequence": stop}
+
+
+def _content(choice: AnswerChoice, request_id: str) -> list[dict[str, Any]]:
+    """Texts and calls, in the order in which they were told."""
+    blocks: list[dict[str, Any]] = []
+    start = 0
+    for number, call in enumerate(choice.calls):
+        blocks += _text(choice.text[start : call.at])
+        start = call.at
+        named = call_fields(call.name, request_id, call=number)
+        blocks.append({**named, "input": _input(call.arguments)})
+    return blocks + _text(choice.text[start:])
+
+
+def _text(text: str) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": text, "citations": None}] if text else []
+
+
+def _input(arguments: str) -> object:
+    # What was cut off is no object; so its name, as in the API's guide to streaming of tools.
+    try:
+        msgspec.json.decode(arguments)
+    except (msgspec.MsgspecError, RecursionError):
+        return {"INVALID_JSON": arguments}
+    return msgspec.Raw(arguments.encode())

@@ -1,6 +1,6 @@
 """`POST /v1/messages` and its `count_tokens`: a body into a `Conversation`.
 
-Text and tools, so far: thinking, images and documents are refused by name, never ignored.
+Text, tools and structured output: thinking, images and documents are refused by name.
 `cache_control` says up to where and how long a prompt is worth keeping; every prefix is cached
 for its own tenant anyhow. Consecutive turns of one role are joined, as the API's reference
 says. The last turn is the user's: continuing an assistant's turn (prefill) is refused.
@@ -13,6 +13,7 @@ import msgspec
 from core.errors import Code, refuse
 from core.protocol import ServiceClass
 from gateway.anthropic.blocks import CacheBreaks, read_blocks, refuse_unknown, said
+from gateway.anthropic.structure import read_structure
 from gateway.anthropic.tools import read_toolbox
 from gateway.anthropic.turns import Turns
 from gateway.conversation import Conversation, Dialect
@@ -26,7 +27,7 @@ from gateway.fields import (
     missing,
     read_object,
 )
-from gateway.tools.forced import forced_grammar
+from gateway.tools.structured import structure_of
 
 DIALECT: Dialect = "anthropic"
 INDEX = ".{}"  # messages.0.content
@@ -41,7 +42,6 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "diagnostics": (),
     "inference_geo": (),
     "mcp_servers": ([],),
-    "output_config": ({},),
     "speed": ("standard",),
     "thinking": ({"type": "disabled"},),
 }
@@ -55,9 +55,11 @@ def parse_messages(body: bytes) -> Conversation:
     if max_tokens is None:
         raise missing("max_tokens")
     fields.choice("service_tier", *TIERS)
+    structure = structure_of(read_structure(fields), prompt.toolbox)
     conversation = msgspec.structs.replace(
         prompt,
-        grammar=forced_grammar(prompt.toolbox),
+        grammar=structure.grammar if structure else None,
+        grammar_param=structure.param if structure else "",
         max_tokens=max_tokens,
         temperature=fields.number("temperature", 0, 1),
         top_p=_top_p(fields),
@@ -75,6 +77,7 @@ def parse_count_tokens(body: bytes) -> Conversation:
     """What `parse_messages` reads of the prompt; parameters of generation are unknown here."""
     fields = read_object(body, index=INDEX)
     prompt = _prompt(fields)
+    read_structure(fields)  # a format is no part of the prompt
     refuse_unknown(fields)
     return prompt
 

@@ -1,19 +1,24 @@
 """The event stream of `POST /v1/messages`.
 
-    message_start [content_block_start content_block_delta+ content_block_stop]
+    message_start (content_block_start content_block_delta+ content_block_stop)*
         message_delta message_stop
     … error: nothing follows it
 
-The text block opens with the first text, so that an empty answer has no block. Usage in
-`message_delta` is cumulative. `ping` may stand between any two events after the first.
+A text block opens with its first text, so that an empty answer has no block; each call of a
+tool is a block of its own. Usage in `message_delta` is cumulative. `ping` may stand between
+any two events after the first.
 """
 
+from typing import Literal
+
 from core.protocol import Usage
-from gateway.anthropic.answer import message_fields, stop_fields
+from gateway.anthropic.answer import call_fields, message_fields, stop_fields
 from gateway.anthropic.errors import error_frame
 from gateway.anthropic.usage import from_usage
 from gateway.conversation import (
     Broke,
+    CallDelta,
+    CallStart,
     ChoiceEnd,
     Conversation,
     Delta,
@@ -24,17 +29,9 @@ from gateway.conversation import (
 from gateway.sse import KEEP_ALIVE, json_line, named_frame
 
 _PING = named_frame(b"ping", b'{"type":"ping"}')
-_BLOCK_START = named_frame(
-    b"content_block_start",
-    b'{"type":"content_block_start","index":0,"content_block":{"type":"text","text":""}}',
-)
-_BLOCK_STOP = named_frame(b"content_block_stop", b'{"type":"content_block_stop","index":0}')
 _MESSAGE_STOP = named_frame(b"message_stop", b'{"type":"message_stop"}')
-_DELTA_HEAD = (
-    b"event: content_block_delta\n"
-    b'data: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":'
-)
-_DELTA_TAIL = b"}}\n\n"
+_INPUT = b'{"type":"input_json_delta","partial_json":%b}'
+_TEXT = b'{"type":"text","text":""}'
 
 
 class AnthropicStream(StreamWriter):
@@ -45,7 +42,8 @@ class AnthropicStream(StreamWriter):
         self._conversation = conversation
         self._request_id = request_id
         self._opened = False
-        self._block_open = False
+        self._blocks = 0  # closed ones: the index of the one that is open
+        self._in: Literal["text", "call"] | None = None
         self._end: ChoiceEnd | None = None
 
     def open(self, event: Opened) -> bytes:
@@ -65,23 +63,36 @@ class AnthropicStream(StreamWriter):
         )
 
     def delta(self, event: Delta) -> bytes:
-        """`content_block_delta`, after the block's start if it is the first."""
+        """A delta of a text block, which is opened for it if none is."""
         assert self._opened
         assert self._end is None
         if not event.text:
             return b""
-        frame = b"%b%b%b" % (_DELTA_HEAD, json_line(event.text), _DELTA_TAIL)
-        if self._block_open:
-            return frame
-        self._block_open = True
-        return _BLOCK_START + frame
+        opening = b"" if self._in == "text" else self._close() + self._block_start(_TEXT)
+        self._in = "text"
+        return opening + self._block_delta(b'{"type":"text_delta","text":%b}', event.text)
+
+    def call(self, event: CallStart) -> bytes:
+        """The start of a `tool_use` block, and a first delta: a block is never without."""
+        assert self._opened
+        assert self._end is None
+        fields = call_fields(event.name, self._request_id, call=event.call)
+        opening = self._close() + self._block_start(json_line({**fields, "input": {}}))
+        self._in = "call"
+        return opening + self._block_delta(_INPUT, "")
+
+    def arguments(self, event: CallDelta) -> bytes:
+        """A delta of the block."""
+        assert self._in == "call"
+        assert self._end is None
+        return self._block_delta(_INPUT, event.arguments)
 
     def end(self, event: ChoiceEnd) -> bytes:
         """`content_block_stop`, if a block is open; the reason waits for the totals."""
         assert self._opened
         assert self._end is None
         self._end = event
-        return _BLOCK_STOP if self._block_open else b""
+        return self._close()
 
     def done(self, event: Done) -> bytes:
         """`message_delta` and `message_stop`."""
@@ -102,3 +113,20 @@ class AnthropicStream(StreamWriter):
     def keep_alive(self) -> bytes:
         """A `ping`; before `message_start`, which must be the first event, a comment."""
         return _PING if self._opened else KEEP_ALIVE
+
+    def _close(self) -> bytes:
+        if self._in is None:
+            return b""
+        self._in = None
+        self._blocks += 1
+        return named_frame(
+            b"content_block_stop", b'{"type":"content_block_stop","index":%d}' % (self._blocks - 1)
+        )
+
+    def _block_start(self, block: bytes) -> bytes:
+        start = b'{"type":"content_block_start","index":%d,"content_block":%b}'
+        return named_frame(b"content_block_start", start % (self._blocks, block))
+
+    def _block_delta(self, delta: bytes, text: str) -> bytes:
+        more = b'{"type":"content_block_delta","index":%d,"delta":%b}'
+        return named_frame(b"content_block_delta", more % (self._blocks, delta % json_line(text)))

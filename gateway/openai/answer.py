@@ -7,12 +7,15 @@ import msgspec
 from gateway.conversation import Answer, AnswerChoice, Conversation, Finish
 from gateway.openai.logprobs import CompletionLogprobs, chat_logprobs
 from gateway.openai.usage import from_usage
+from gateway.tools.ids import call_id
 
 FINISH_REASONS: dict[Finish, str] = {
     "stop": "stop",
     "length": "length",
     "filtered": "content_filter",
+    "tool_calls": "tool_calls",
 }
+CALL_PREFIX = "call_"
 
 
 def chat_json(
@@ -25,7 +28,7 @@ def chat_json(
             "object": "chat.completion",
             "created": created_ms // 1000,
             "model": conversation.model,
-            "choices": [_chat_choice(choice) for choice in answer.choices],
+            "choices": [_chat_choice(choice, request_id) for choice in answer.choices],
             "usage": from_usage(answer.usage),
         }
     )
@@ -57,15 +60,25 @@ def completion_id(request_id: str) -> str:
     return "cmpl-" + request_id.removeprefix("req_")
 
 
-def _chat_choice(choice: AnswerChoice) -> dict[str, Any]:
+def _chat_choice(choice: AnswerChoice, request_id: str) -> dict[str, Any]:
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": choice.text if choice.text or not choice.calls else None,
+        "refusal": None,
+        "annotations": [],
+    }
+    if choice.calls:
+        message["tool_calls"] = [
+            {
+                "id": call_id(CALL_PREFIX, request_id, choice=choice.index, call=number),
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for number, call in enumerate(choice.calls)
+        ]
     return {
         "index": choice.index,
-        "message": {
-            "role": "assistant",
-            "content": choice.text,
-            "refusal": None,
-            "annotations": [],
-        },
+        "message": message,
         "logprobs": None if choice.chances is None else chat_logprobs(choice.chances),
         "finish_reason": FINISH_REASONS[choice.finish],
     }

@@ -1,6 +1,6 @@
 """Event streams of both OpenAI interfaces.
 
-    chat        role chunk for each choice, then (text | finish)*, [usage], [DONE]
+    chat        role chunk for each choice, then (text | call | finish)*, [usage], [DONE]
     completions (text | finish)*, [usage], [DONE]
     either      … error: no finish, no usage, no [DONE] after it
 
@@ -13,6 +13,8 @@ from collections.abc import Sequence
 
 from gateway.conversation import (
     Broke,
+    CallDelta,
+    CallStart,
     ChoiceEnd,
     Conversation,
     Delta,
@@ -21,11 +23,12 @@ from gateway.conversation import (
     StreamWriter,
     TokenChance,
 )
-from gateway.openai.answer import FINISH_REASONS, chat_id, completion_id
+from gateway.openai.answer import CALL_PREFIX, FINISH_REASONS, chat_id, completion_id
 from gateway.openai.errors import error_frame
 from gateway.openai.logprobs import CompletionLogprobs, chat_logprobs
 from gateway.openai.usage import from_usage
 from gateway.sse import KEEP_ALIVE, data_frame, json_line
+from gateway.tools.ids import call_id
 
 _DONE = data_frame(b"[DONE]")
 
@@ -119,6 +122,29 @@ class OpenAIChatStream(_ChunkStream):
             object_name="chat.completion.chunk",
             request_id=request_id,
             created_ms=created_ms,
+        )
+
+    def call(self, event: CallStart) -> bytes:
+        """The chunk that names a call; its arguments are still to come."""
+        assert event.choice in self._live
+        named = {
+            "index": event.call,
+            "id": call_id(CALL_PREFIX, self._request_id, choice=event.choice, call=event.call),
+            "type": "function",
+            "function": {"name": event.name, "arguments": ""},
+        }
+        return self._call_chunk(event.choice, json_line(named))
+
+    def arguments(self, event: CallDelta) -> bytes:
+        """A chunk of a call's arguments."""
+        assert event.choice in self._live
+        arguments = json_line(event.arguments)
+        more = b'{"index":%d,"function":{"arguments":%b}}' % (event.call, arguments)
+        return self._call_chunk(event.choice, more)
+
+    def _call_chunk(self, choice: int, call: bytes) -> bytes:
+        return self._chunk(
+            choice, b',"delta":{"tool_calls":[%b]},"logprobs":null,"finish_reason":null' % call
         )
 
     def _open_chunk(self, choice: int) -> bytes:

@@ -51,6 +51,7 @@ class Summary:
     error: dict[str, Any] | None = None
     done: bool = False
     blocks: int = 0
+    calls: list[dict[str, str]] = field(default_factory=list)  # id, name and input of each
     pings: int = 0
     comments: int = 0
 
@@ -71,6 +72,7 @@ class _Machine:
     def __init__(self) -> None:
         self.summary = Summary()
         self.state = "new"
+        self.kind = ""  # of the block that is open
         self.start_usage: dict[str, int] = {}
 
     def step(self, frame: Frame) -> None:
@@ -115,7 +117,17 @@ class _Machine:
         expect_keys(value, {"type", "index", "content_block"}, "content_block_start")
         expect(value["index"] == self.summary.blocks, f"index is {value['index']}")
         block = value["content_block"]
-        expect(block == {"type": "text", "text": ""}, f"the block begins as {block!r}")
+        self.kind = block["type"]
+        if self.kind == "tool_use":
+            expect_keys(block, {"type", "id", "name", "input"}, "a tool_use block")
+            expect(block["id"].startswith("toolu_"), f"a call's id is {block['id']!r}")
+            known = [call["id"] for call in self.summary.calls]
+            expect(block["id"] not in known, "two calls have one id")
+            expect(bool(block["name"]), "a call without a name")
+            expect(block["input"] == {}, f"a call begins with input {block['input']!r}")
+            self.summary.calls.append({"id": block["id"], "name": block["name"], "input": ""})
+        else:
+            expect(block == {"type": "text", "text": ""}, f"the block begins as {block!r}")
         self.state = "block"
 
     def block_delta(self, value: dict[str, Any]) -> None:
@@ -123,10 +135,15 @@ class _Machine:
         expect_keys(value, {"type", "index", "delta"}, "content_block_delta")
         expect(value["index"] == self.summary.blocks, f"index is {value['index']}")
         delta = value["delta"]
-        expect_keys(delta, {"type", "text"}, "delta")
-        expect(delta["type"] == "text_delta", f"a {delta['type']} in a text block")
-        expect(isinstance(delta["text"], str) and bool(delta["text"]), f"text: {delta!r}")
-        self.summary.text += delta["text"]
+        if self.kind == "tool_use":
+            expect_keys(delta, {"type", "partial_json"}, "delta")
+            expect(delta["type"] == "input_json_delta", f"a {delta['type']} in a call")
+            self.summary.calls[-1]["input"] += delta["partial_json"]
+        else:
+            expect_keys(delta, {"type", "text"}, "delta")
+            expect(delta["type"] == "text_delta", f"a {delta['type']} in a text block")
+            expect(isinstance(delta["text"], str) and bool(delta["text"]), f"text: {delta!r}")
+            self.summary.text += delta["text"]
         self.state = "delta"
 
     def block_stop(self, value: dict[str, Any]) -> None:
@@ -143,6 +160,7 @@ class _Machine:
         expect_keys(delta, {"stop_reason", "stop_sequence"}, "delta")
         reason, sequence = delta["stop_reason"], delta["stop_sequence"]
         expect(reason in STOP_REASONS, f"stop_reason is {reason!r}")
+        expect(reason != "tool_use" or bool(self.summary.calls), "it stopped for no call")
         expect((reason == "stop_sequence") == (sequence is not None), f"stop is {delta!r}")
         usage = self.usage(value["usage"])
         # A resumed attempt may find another part of the prompt cached: the sum must stay.

@@ -1,14 +1,20 @@
 """Hypothesis strategies for answers in the making, and builders with defaults."""
 
+import json
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any
 
 from hypothesis import strategies as st
 
 from core.errors import Code, Refusal
 from core.protocol import Usage
+from gateway.accumulator import Accumulator
 from gateway.conversation import (
+    Answer,
     Broke,
+    CallDelta,
+    CallStart,
     ChoiceEnd,
     Conversation,
     Delta,
@@ -20,6 +26,8 @@ from gateway.conversation import (
     TokenChance,
     Turn,
 )
+
+Told = Delta | CallStart | CallDelta | ChoiceEnd
 
 REQUEST_ID = "req_local_0123456789abcdef01234567"
 CREATED_MS = 1_790_000_000_123
@@ -82,12 +90,18 @@ def finished_events(
     n: int = 1,
     logprobs: bool = False,
     finishes: tuple[Finish, ...] = ("stop", "length", "filtered"),
-) -> list[Delta | ChoiceEnd]:
-    """Deltas and ends of `n` choices in any legal order."""
-    events: list[Delta | ChoiceEnd] = []
+    tools: bool = False,
+) -> list[Told]:
+    """Deltas, calls and ends of `n` choices in any legal order."""
+    events: list[Told] = []
     live = list(range(n))
+    calls = [0] * n
     for _ in range(draw(st.integers(0, 12))):
         choice = draw(st.sampled_from(live))
+        if tools and draw(st.booleans()):
+            events += draw(_a_call(choice, calls[choice]))
+            calls[choice] += 1
+            continue
         drawn = draw(chances) if logprobs else ()
         events.append(Delta(choice=choice, text=draw(texts), chances=drawn))
         if len(live) > 1 and draw(st.booleans()):
@@ -95,6 +109,17 @@ def finished_events(
             live.remove(choice)
     events += [_end(draw, choice, finishes) for choice in live]
     return events
+
+
+@st.composite
+def _a_call(draw: st.DrawFn, choice: int, call: int) -> list[Told]:
+    """Its arguments in pieces, none empty."""
+    arguments = json.dumps(draw(st.dictionaries(texts, texts, max_size=2)), ensure_ascii=False)
+    cuts = draw(st.lists(st.integers(0, len(arguments)), max_size=3))
+    places = sorted({0, len(arguments), *cuts})
+    start = CallStart(choice=choice, call=call, name=draw(st.sampled_from(["look", "f"])))
+    pieces = (arguments[a:b] for a, b in pairwise(places))
+    return [start, *(CallDelta(choice=choice, call=call, arguments=piece) for piece in pieces)]
 
 
 def _end(draw: st.DrawFn, choice: int, finishes: tuple[Finish, ...]) -> ChoiceEnd:
@@ -117,7 +142,7 @@ def usages(draw: st.DrawFn) -> Usage:
     )
 
 
-def whole(events: Iterable[Delta | ChoiceEnd], usage: Usage) -> list[StreamEvent]:
+def whole(events: Iterable[Told], usage: Usage) -> list[StreamEvent]:
     """The same with its opening and its end."""
     opened = Opened(prompt_tokens=usage.prompt_tokens, cached_tokens=usage.cached_tokens)
     return [opened, *events, Done(usage=usage)]
@@ -128,9 +153,38 @@ def broken(events: list[StreamEvent], at: int) -> list[StreamEvent]:
     return [*events[: min(at, len(events) - 1)], Broke(refusal=a_refusal())]
 
 
+def gathered(conversation: Conversation, events: Iterable[Told], usage: Usage) -> Answer:
+    """The same as a whole answer."""
+    accumulator = Accumulator(conversation)
+    for event in events:
+        match event:
+            case Delta():
+                accumulator.delta(event)
+            case CallStart():
+                accumulator.call(event)
+            case CallDelta():
+                accumulator.arguments(event)
+            case ChoiceEnd():
+                accumulator.end(event)
+    return accumulator.answer(usage)
+
+
 def written(writer: StreamWriter, events: Iterable[StreamEvent], *, pings: bool = False) -> bytes:
     """Everything the writer says, with a keep-alive before each event if wanted."""
     return b"".join((writer.keep_alive() if pings else b"") + writer.write(e) for e in events)
+
+
+def called(events: Iterable[StreamEvent], choice: int) -> list[tuple[str, str]]:
+    """The calls that one choice was made to make: names and arguments."""
+    calls: list[tuple[str, str]] = []
+    for event in events:
+        match event:
+            case CallStart() if event.choice == choice:
+                calls.append((event.name, ""))
+            case CallDelta() if event.choice == choice:
+                name, arguments = calls[-1]
+                calls[-1] = (name, arguments + event.arguments)
+    return calls
 
 
 def said(events: Iterable[StreamEvent], choice: int) -> str:

@@ -1,6 +1,6 @@
 """Strict state machines of OpenAI's two event streams, over recorded bytes.
 
-    chat        role chunk of each choice, (content | finish)*, [usage chunk], [DONE]
+    chat        role chunk of each choice, (content | call | finish)*, [usage chunk], [DONE]
     completions (text | finish)*, [usage chunk], [DONE]
     either      error frame at any point before [DONE], and then nothing
 
@@ -31,6 +31,7 @@ class Summary:
     texts: list[str]
     finishes: list[str | None]
     logprobs: list[list[dict[str, Any]]]
+    calls: list[list[dict[str, str]]]  # id, name and arguments of each
     id: str | None = None
     model: str | None = None
     usage: dict[str, Any] | None = None
@@ -68,6 +69,7 @@ class _Machine(ABC):
             texts=[""] * self.n,
             finishes=[None] * self.n,
             logprobs=[[] for _ in range(self.n)],
+            calls=[[] for _ in range(self.n)],
         )
 
     def run(self, raw: bytes, *, cut: bool) -> Summary:
@@ -187,9 +189,39 @@ class _Chat(_Machine):
         elif choice["finish_reason"] is not None:
             expect(delta == {}, f"the last chunk of choice {index} has a delta: {delta!r}")
             expect(choice["logprobs"] is None, "the last chunk has logprobs")
+            called = bool(self.summary.calls[index])
+            expect(
+                choice["finish_reason"] != "tool_calls" or called,
+                f"choice {index} ends for calls it has not made",
+            )
             self.end(index, choice["finish_reason"])
+        elif "tool_calls" in delta:
+            expect(choice["logprobs"] is None, "a call has logprobs")
+            self.call(index, delta)
         else:
             self.content(index, delta, choice["logprobs"])
+
+    def call(self, index: int, delta: Any) -> None:
+        expect_keys(delta, {"tool_calls"}, "delta")
+        expect(len(delta["tool_calls"]) == 1, "more than one call in a chunk")
+        (call,) = delta["tool_calls"]
+        calls = self.summary.calls[index]
+        if call["index"] == len(calls):
+            expect_keys(call, {"index", "id", "type", "function"}, "the start of a call")
+            expect(call["type"] == "function", f"a call's type is {call['type']!r}")
+            expect(call["id"].startswith("call_"), f"a call's id is {call['id']!r}")
+            expect(all(call["id"] != other["id"] for other in calls), "two calls have one id")
+            function = call["function"]
+            expect_keys(function, {"name", "arguments"}, "function")
+            expect(bool(function["name"]), "a call without a name")
+            expect(function["arguments"] == "", "a call begins with arguments")
+            calls.append({"id": call["id"], "name": function["name"], "arguments": ""})
+            return
+        expect(call["index"] == len(calls) - 1, f"call {call['index']} after {len(calls)} calls")
+        expect_keys(call, {"index", "function"}, "more of a call")
+        expect_keys(call["function"], {"arguments"}, "function")
+        expect(bool(call["function"]["arguments"]), "a chunk that says nothing")
+        calls[-1]["arguments"] += call["function"]["arguments"]
 
     def content(self, index: int, delta: Any, logprobs: Any) -> None:
         expect_keys(delta, {"content"}, "delta")

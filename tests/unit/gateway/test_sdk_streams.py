@@ -13,61 +13,28 @@ from core.errors import Code, Refusal
 from core.protocol import Usage
 from gateway import anthropic as anthropic_dialect
 from gateway import openai as openai_dialect
-from gateway.accumulator import Accumulator
 from gateway.anthropic import AnthropicStream
-from gateway.conversation import Answer, ChoiceEnd, Conversation, Delta, ModelCard
+from gateway.conversation import Delta, ModelCard
 from gateway.openai import OpenAIChatStream, OpenAICompletionStream
 from gateway.retry import retry_headers
-from gateway.sse import SSE_HEADERS
 from tests.support.dialect_events import (
     CREATED_MS,
     REQUEST_ID,
+    Told,
     a_conversation,
     a_refusal,
     broken,
     finished_events,
+    gathered,
     said,
     usages,
     whole,
     written,
 )
+from tests.support.sdk_clients import JSON, MODEL, anthropic_client, openai_client
 
-Events = list[Delta | ChoiceEnd]
+Events = list[Told]
 USAGE = Usage(prompt_tokens=9, cached_tokens=4, output_tokens=2)
-JSON = {"content-type": "application/json"}
-MODEL = "smollm2-135m-instruct"
-
-
-def answering(content: bytes, headers: dict[str, str], status: int = 200) -> httpx2.Client:
-    """A client whose every request gets these bytes, in small pieces when they are a stream."""
-
-    def handler(request: httpx2.Request) -> httpx2.Response:
-        pieces = (content[i : i + 7] for i in range(0, len(content), 7))
-        return httpx2.Response(status, headers=headers, content=pieces)
-
-    return httpx2.Client(transport=httpx2.MockTransport(handler))
-
-
-def openai_client(
-    content: bytes, headers: dict[str, str] = SSE_HEADERS, status: int = 200
-) -> openai.OpenAI:
-    return openai.OpenAI(
-        api_key="k",
-        base_url="http://gateway/v1",
-        max_retries=0,
-        http_client=answering(content, headers, status),
-    )
-
-
-def anthropic_client(
-    content: bytes, headers: dict[str, str] = SSE_HEADERS, status: int = 200
-) -> anthropic.Anthropic:
-    return anthropic.Anthropic(
-        api_key="k",
-        base_url="http://gateway",
-        max_retries=0,
-        http_client=answering(content, headers, status),
-    )
 
 
 def chat_stream(**changes: object) -> OpenAIChatStream:
@@ -184,20 +151,10 @@ def test_the_anthropic_sdk_raises_on_a_broken_stream(events: Events, at: int) ->
         stream.until_done()
 
 
-def gathered(conversation: Conversation, events: Events) -> Answer:
-    accumulator = Accumulator(conversation)
-    for event in events:
-        if isinstance(event, Delta):
-            accumulator.delta(event)
-        else:
-            accumulator.end(event)
-    return accumulator.answer(USAGE)
-
-
 @given(events=finished_events(n=2, logprobs=True))
 def test_the_openai_sdk_reads_whole_answers(events: Events) -> None:
     conversation = a_conversation(n=2, logprobs=1)
-    answer = gathered(conversation, events)
+    answer = gathered(conversation, events, USAGE)
     body = openai_dialect.chat_json(
         answer, conversation, request_id=REQUEST_ID, created_ms=CREATED_MS
     )
@@ -218,7 +175,7 @@ def test_the_openai_sdk_reads_whole_answers(events: Events) -> None:
 def test_the_anthropic_sdk_reads_a_whole_answer(events: Events) -> None:
     conversation = a_conversation(dialect="anthropic")
     body = anthropic_dialect.message_json(
-        gathered(conversation, events), conversation, request_id=REQUEST_ID
+        gathered(conversation, events, USAGE), conversation, request_id=REQUEST_ID
     )
     message = anthropic_client(body, JSON).messages.create(
         model=MODEL, max_tokens=5, messages=[{"role": "user", "content": "Hello"}]
