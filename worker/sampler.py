@@ -23,6 +23,7 @@ from worker.sampler_draws import draw_tokens
 from worker.sampler_logprobs import raw, tell
 from worker.sampler_masks import Fill, MaskError, Masks, apply_masks
 from worker.sampler_penalties import Penalties
+from worker.sampler_search import highest
 from worker.step import Draw, Opening, Sampled
 
 NO_NUMBERS = "the model's logits are not numbers"
@@ -128,8 +129,7 @@ class Sampler:
         return filled
 
     def _choose(self, logits: Tensor, step: "_Step") -> Tensor:
-        tokens = torch.argmax(logits, dim=-1)  # the lowest id among equals
-        peaks = logits.gather(1, tokens[:, None])[:, 0]
+        tokens, peaks = highest(logits)
         if not bool(torch.isfinite(peaks).all()):
             # A row of minus infinities that somebody changed had numbers before.
             left = torch.from_numpy((step.uses & Use.CHANGES) != 0) & (peaks == -torch.inf)

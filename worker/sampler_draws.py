@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels.philox import uniform
-from kernels.reference import sampling_order
+from worker.sampler_search import likeliest, total
 
 # Tokens sorted at first, and then. Of SmolLM2's 49,152 logits the likeliest 256 take 0.1 ms
 # to find and sorting all takes 19 ms.
@@ -42,7 +42,7 @@ def draw_tokens(
     """
     vocab = logits.shape[1]
     scaled = (logits - peaks[:, None]).div_(asked.temperature[:, None]).exp_()
-    total = scaled.sum(-1, keepdim=True, dtype=torch.float64)
+    whole = total(scaled)
     bounds = _Bounds(asked, scaled)
     tokens = torch.empty(len(logits), dtype=torch.int64)
     rest = torch.arange(len(logits))
@@ -50,7 +50,7 @@ def draw_tokens(
         unsettled = []
         for rows in torch.split(rest, max(1, SORTED_MAX // count)):
             ids, sure = likeliest(_take(logits, rows), count)
-            shares = _take(scaled, rows).gather(1, ids).double().div_(total[rows])
+            shares = _take(scaled, rows).gather(1, ids).double().div_(whole[rows])
             place, settled = bounds.invert(rows, shares.cumsum(1), sure)
             tokens[rows] = ids.gather(1, place[:, None])[:, 0]
             unsettled.append(rows[~settled])
@@ -94,20 +94,6 @@ class _Bounds:
         place = torch.minimum(passed, ends)
         decisive = torch.where(open_ended, place, ends) < sure
         return place, torch.where(bounded, limit <= sure, decisive)
-
-
-def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` likeliest ids (R, count) in sampling order, and how many of them are sure.
-
-    `topk` breaks ties as it likes: among the values equal to the last one it may have passed
-    over a lower id, so only those above it are sure to be in their place.
-    """
-    if count == logits.shape[1]:
-        return sampling_order(logits), torch.full((len(logits),), count)
-    ids = torch.topk(logits, count, dim=-1).indices.sort(dim=-1).values
-    values = logits.gather(1, ids)
-    sure = (values > values.amin(-1, keepdim=True)).sum(-1)
-    return ids.gather(1, sampling_order(values)), sure
 
 
 def _take(matrix: Tensor, rows: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from core.protocol import TokenLogprob
-from worker.sampler_draws import likeliest
+from worker.sampler_search import likeliest
 
 # Sorting more than is asked for keeps ties at the end out of what is told.
 CANDIDATES_MIN = 64
