@@ -1,13 +1,10 @@
 """Structured output in Anthropic's dialect: `output_config.format`, and the older `output_format`.
 
-Its one kind is a JSON schema. An `effort` beside it is accepted at the values that it has, and
-changes nothing: the models here do not think before they answer.
+Its one kind is a JSON schema, which is always held to, or refused.
 """
 
 from gateway.fields import Fields, bad, missing
 from gateway.structure import Structure, only_one, take_schema
-
-EFFORTS = ("low", "medium", "high", "xhigh", "max")
 
 
 def read_structure(fields: Fields) -> Structure | None:
@@ -16,7 +13,7 @@ def read_structure(fields: Fields) -> Structure | None:
     config = fields.nested("output_config")
     if config is None:
         return old
-    config.choice("effort", *EFFORTS)
+    config.neutral("effort")
     structure = only_one([_format(config, "format"), old])
     _refuse_unknown(config)
     return structure

@@ -1,6 +1,6 @@
 """`POST /v1/chat/completions`: a body into a `Conversation`.
 
-Text and tools, so far: images, audio and structured output are refused by name, never ignored.
+Text, tools and structured output: images and audio are refused by name, never ignored.
 A parameter we do not support is accepted at the value that changes nothing.
 Parameters that never change the answer (`metadata`, `safety_identifier`, …) are accepted.
 """
@@ -16,9 +16,10 @@ from gateway.fields import (
     read_object,
 )
 from gateway.openai.generation import DIALECT, INDEX, read_generation, refuse_unknown
+from gateway.openai.structure import read_structure
 from gateway.openai.tools import read_calls, read_toolbox
 from gateway.toolbox import Unanswered
-from gateway.tools.forced import forced_grammar
+from gateway.tools.structured import structure_of
 
 TOP_LOGPROBS_MAX = 20
 
@@ -41,7 +42,6 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "prompt_cache_options": ({},),
     "prompt_cache_retention": ("in_memory",),
     "reasoning_effort": ("none",),
-    "response_format": ({"type": "text"},),
     "store": (False,),
     "verbosity": ("medium",),
     "web_search_options": (),
@@ -64,12 +64,14 @@ def parse_chat(body: bytes) -> Conversation:
     for name, accepted in _NEUTRAL.items():
         fields.neutral(name, accepted)
     toolbox = read_toolbox(fields)
+    structure = structure_of(read_structure(fields), toolbox)
     conversation = Conversation(
         dialect=DIALECT,
         kind="chat",
         turns=_turns(fields),
         toolbox=toolbox,
-        grammar=forced_grammar(toolbox),
+        grammar=structure.grammar if structure else None,
+        grammar_param=structure.param if structure else "",
         max_tokens=_max_tokens(fields),
         logprobs=_logprobs(fields),
         cache_key=fields.text("prompt_cache_key", chars_max=SHORT_TEXT_CHARS_MAX),

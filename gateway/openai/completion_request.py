@@ -8,6 +8,7 @@ from core.errors import Code, refuse
 from gateway.conversation import Conversation
 from gateway.fields import INTEGER_MAX, Fields, bad, missing, read_object, unsupported, wrong_kind
 from gateway.openai.generation import DIALECT, INDEX, read_generation, refuse_unknown
+from gateway.openai.structure import read_structure
 
 MAX_TOKENS_DEFAULT = 16
 LOGPROBS_MAX = 5
@@ -25,10 +26,13 @@ def parse_completion(body: bytes) -> Conversation:
     best_of = fields.integer("best_of", 1)
     if best_of is not None and best_of != generation["n"]:
         raise unsupported("best_of", (generation["n"],))
+    structure = read_structure(fields)
     conversation = Conversation(
         dialect=DIALECT,
         kind="text",
         prompt=_prompt(fields),
+        grammar=structure.grammar if structure else None,
+        grammar_param=structure.param if structure else "",
         max_tokens=fields.integer("max_tokens", 1) or MAX_TOKENS_DEFAULT,
         logprobs=fields.integer("logprobs", 0, LOGPROBS_MAX),
         **generation,

@@ -110,7 +110,7 @@ UNSUPPORTED = [
     ({"context_management": {}}, "context_management"),
     ({"diagnostics": {}}, "diagnostics"),
     ({"mcp_servers": [{}]}, "mcp_servers"),
-    ({"output_config": {"effort": "high"}}, "output_config"),
+    ({"output_config": {"effort": "high"}}, "output_config.effort"),
     ({"speed": "fast"}, "speed"),
     ({"messages": [USER, ASSISTANT]}, "messages"),
     ({"messages": user({"type": "image", "source": {}})}, "messages.0.content.0.type"),

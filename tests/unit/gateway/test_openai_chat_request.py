@@ -191,7 +191,6 @@ UNSUPPORTED = {
     "prompt_cache_options": {"mode": "explicit"},
     "prompt_cache_retention": "24h",
     "reasoning_effort": "high",
-    "response_format": {"type": "json_object"},
     "store": True,
     "verbosity": "low",
     "web_search_options": {},

@@ -6,8 +6,10 @@ import pytest
 
 from core.errors import RefusedError
 from core.protocol import Grammar
+from gateway.anthropic import parse_count_tokens, parse_messages
 from gateway.anthropic.structure import read_structure as read_anthropic
 from gateway.fields import Fields
+from gateway.openai import parse_chat, parse_completion
 from gateway.openai.structure import read_structure as read_openai
 from gateway.structure import JSON_OBJECT, Structure
 from gateway.toolbox import Tool, Toolbox
@@ -132,7 +134,6 @@ FORMAT = {"type": "json_schema", "schema": SCHEMA}
     ("body", "param"),
     [
         ({"output_config": {"format": FORMAT}}, "output_config.format.schema"),
-        ({"output_config": {"format": FORMAT, "effort": "low"}}, "output_config.format.schema"),
         ({"output_format": FORMAT}, "output_format.schema"),
         ({"output_format": FORMAT, "output_config": {}}, "output_format.schema"),
     ],
@@ -141,7 +142,7 @@ def test_anthropic_asks_with_a_schema(body, param):
     assert read("anthropic", body) == Structure(Grammar(kind="json_schema", text=TEXT), param)
 
 
-@pytest.mark.parametrize("body", [{}, {"output_config": {}}, {"output_config": {"effort": "max"}}])
+@pytest.mark.parametrize("body", [{}, {"output_config": {}}, {"output_config": None}])
 def test_anthropic_asks_for_nothing(body):
     assert read("anthropic", body) is None
 
@@ -153,7 +154,7 @@ def test_anthropic_asks_for_nothing(body):
         ({"output_format": {"type": "json_object"}}, "output_format.type"),
         ({"output_format": {"type": "json_schema"}}, "output_format.schema"),
         ({"output_format": FORMAT | {"name": "n"}}, "output_format.name"),
-        ({"output_config": {"effort": "little"}}, "output_config.effort"),
+        ({"output_config": {"effort": "high"}}, "output_config.effort"),
         ({"output_config": {"more": 1}}, "output_config.more"),
         ({"output_config": {"format": FORMAT}, "output_format": FORMAT}, "output_format.schema"),
     ],
@@ -182,3 +183,39 @@ def test_a_format_stands_alone_or_beside_tools_that_are_not_called():
         with pytest.raises(RefusedError) as raised:
             structure_of(ASKED, a_toolbox(mode))
         assert raised.value.refusal.param == ASKED.param
+
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]}
+FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {}}}
+
+
+def conversation(parser, **body):
+    return parser(json.dumps(body).encode())
+
+
+def test_a_structure_reaches_the_conversation_of_each_endpoint():
+    grammar = Grammar(kind="json_schema", text=TEXT)
+    chat = conversation(parse_chat, **CHAT, **a_format(name="n", schema=SCHEMA))
+    assert (chat.grammar, chat.grammar_param) == (grammar, "response_format.json_schema.schema")
+    text = conversation(parse_completion, model="m", prompt="p", guided_json=SCHEMA)
+    assert (text.grammar, text.grammar_param) == (grammar, "guided_json")
+    asked = CHAT | {"max_tokens": 5, "output_config": {"format": FORMAT}}
+    message = conversation(parse_messages, **asked)
+    assert (message.grammar, message.grammar_param) == (grammar, "output_config.format.schema")
+    del asked["max_tokens"]
+    assert conversation(parse_count_tokens, **asked).grammar is None
+
+
+def test_a_forced_call_names_the_tools():
+    chat = conversation(parse_chat, **CHAT, tools=[FUNCTION], tool_choice="required")
+    assert chat.grammar is not None
+    assert chat.grammar_param == "tools"
+
+
+def test_free_text_has_no_grammar():
+    for free in (
+        conversation(parse_chat, **CHAT),
+        conversation(parse_completion, model="m", prompt="p"),
+        conversation(parse_messages, **CHAT, max_tokens=5),
+    ):
+        assert (free.grammar, free.grammar_param) == (None, "")
