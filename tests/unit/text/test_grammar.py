@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 from core.protocol import Grammar
 from tests.support.engine_requests import EOS, FakeText
+from tests.support.grammar_walks import allowed
 from tests.support.schemas import a_schema
 from text.grammar import Compiled, GrammarError, Grammars, writable
 
@@ -24,13 +24,6 @@ CLOSING = b'"}],:Z1234567890eT.-'
 
 def a_grammar(kind, text=""):
     return Grammar(kind=kind, text=text if isinstance(text, str) else json.dumps(text))
-
-
-def allowed(matcher, vocab_size=TEXT.vocab_size):
-    mask = allocate_token_bitmask(1, vocab_size)
-    fill_next_token_bitmask(matcher, mask)
-    assert not matcher.is_error(), matcher.get_error()
-    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
 
 
 def takes(compiled: Compiled, text: str | bytes) -> bool:
@@ -46,7 +39,7 @@ def written(matcher, dice, wandering) -> bytes:
     for step in range(STEPS_MAX):
         if matcher.is_stopped():
             return b"".join(map(TEXT.token_bytes, ids))
-        choices = allowed(matcher)
+        choices = allowed(matcher, TEXT.vocab_size)
         assert choices, "something can always follow until the end"
         if step < wandering:
             token = dice.choice(choices)
@@ -78,11 +71,11 @@ def test_a_replay_of_the_ids_is_where_the_answer_was(seed, wandering):
     for _ in range(wandering):
         if first.is_stopped():
             break
-        ids.append(dice.choice(allowed(first)))
+        ids.append(dice.choice(allowed(first, TEXT.vocab_size)))
         assert first.consume_token(ids[-1])
     second = compiled.matcher()
     assert second.consume_tokens(ids)
-    assert allowed(second) == allowed(first)
+    assert allowed(second, TEXT.vocab_size) == allowed(first, TEXT.vocab_size)
     assert second.is_stopped() == first.is_stopped() == compiled.follows(ids)
 
 
@@ -95,7 +88,9 @@ def test_what_breaks_the_grammar_follows_nothing():
 
 def test_a_fresh_matcher_is_like_the_others():
     compiled = GRAMMARS.compile(a_grammar("choice", ["yes", "no"]))
-    assert allowed(compiled.fresh()) == allowed(compiled.matcher())
+    assert allowed(compiled.fresh(), TEXT.vocab_size) == allowed(
+        compiled.matcher(), TEXT.vocab_size
+    )
 
 
 @pytest.mark.parametrize(
