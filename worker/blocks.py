@@ -170,8 +170,11 @@ class BlockPool:
     def mark(self, block: int, ttl_ms: int) -> None:
         """Keep what this held block has published for so long after each use, or longer."""
         content = self.device.contents[block]
-        if content is not None:
-            content.ttl_ms = max(content.ttl_ms, ttl_ms)
+        if content is not None and content.ttl_ms < ttl_ms:
+            content.ttl_ms = ttl_ms
+            for tier, copies in ((self.device, content.device), (self.host, content.host)):
+                for copy in copies:
+                    tier.touch(copy)
 
     # Host memory.
 

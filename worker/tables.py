@@ -82,7 +82,7 @@ class Tables:
             ttl_ms = sequence.kept_ms(end)
             if ttl_ms:
                 self._pool.mark(sequence.blocks[index], ttl_ms)
-                if end > sequence.num_counted:
+                if sequence.cached_tokens is not None and end > sequence.num_counted:
                     sequence.written_tokens[ttl_ms] += size
         sequence.num_counted = max(sequence.num_counted, full.stop * size)
 

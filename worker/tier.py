@@ -94,6 +94,14 @@ class Tier:
         self.refs[block] = 1
         return block, content
 
+    def touch(self, block: int) -> None:
+        """If nobody holds it, list it anew: its content was used elsewhere, or marked."""
+        order = self._order_of.get(block)
+        content = self.contents[block]
+        if order is not None and content is not None:
+            del order[block]
+            self._list(block, content.ttl_ms)
+
     def forget(self, block: int) -> None:
         """Its content is nothing that anyone may hit."""
         self.contents[block] = None

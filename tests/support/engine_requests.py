@@ -3,7 +3,7 @@
 from collections.abc import Sequence as Sequence_
 from itertools import count
 
-from core.protocol import Choice, Generate, Sampling, ServiceClass
+from core.protocol import CacheMark, Choice, Generate, Sampling, ServiceClass
 from tests.support.fake_runner import VOCAB_SIZE
 from worker.prefix import chain_root
 from worker.sequence import Sequence
@@ -51,6 +51,7 @@ def a_sequence(
     deadline_ms: int = 0,
     context_tokens: int = 1 << 20,
     tells_prompt: bool = False,
+    marks: Sequence_[CacheMark] = (),
     **sampling,
 ) -> Sequence:
     number = next(_numbers)
@@ -66,6 +67,7 @@ def a_sequence(
         deadline_ms=deadline_ms,
         context_tokens=context_tokens,
         tells_prompt=tells_prompt,
+        marks=tuple(marks),
     )
 
 

@@ -1,7 +1,6 @@
 """Steps: who gets how many tokens, and what is never done to anyone's KV.
 
-`Driver` runs the real scheduler on the fake runner, whose output is wrong as soon as one block
-is. Outputs are compared with the same model run alone and without blocks.
+Outputs are compared with the same model run alone and without blocks.
 """
 
 import pytest
@@ -9,82 +8,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.support.engine_requests import a_sequence
-from tests.support.fake_runner import FakeRunner, expected
+from tests.support.fake_runner import expected
+from tests.support.scheduler_driver import Driver, assert_right_output, assert_right_outputs
 from worker.admission import SchedulerConfig, prefill_tokens, refuse
-from worker.blocks import BlockPool
-from worker.scheduler import Scheduler
 from worker.sequence import State
 from worker.step import Sampled, StepResult
-
-
-class Driver:
-    """Steps a scheduler until its sequences end, and keeps their outputs."""
-
-    def __init__(self, hash_block=None, **config):
-        defaults = {"kv_blocks": 16, "context_tokens": 1 << 20, "block_tokens": 4}
-        defaults |= {"max_batched_tokens": 16, "max_sequences": 8}
-        self.config = SchedulerConfig(**(defaults | config))
-        pool = BlockPool(self.config.kv_blocks, self.config.block_tokens)
-        if hash_block:
-            pool = BlockPool(
-                self.config.kv_blocks,
-                self.config.block_tokens,
-                host_blocks=self.config.host_blocks,
-                hash_block=hash_block,
-            )
-        self.scheduler = Scheduler(self.config, pool)
-        self.runner = FakeRunner(
-            self.config.kv_blocks, self.config.block_tokens, host_blocks=self.config.host_blocks
-        )
-        self.done = []
-
-    def add(self, *sequences):
-        assert refuse(self.config, sequences, 0) is None
-        self.scheduler.add(sequences)
-        return sequences[0]
-
-    def step(self):
-        """One step. Returns {sequence number: tokens}."""
-        plan = self.scheduler.schedule()
-        if plan is None:
-            return {}
-        assert plan.num_tokens <= self.config.max_batched_tokens
-        assert len(self.scheduler.running) <= self.config.max_sequences
-        result = self.runner.execute(plan)
-        for sequence, _ in self.scheduler.complete(plan, result):
-            if sequence.num_tokens == sequence.final_tokens:
-                self.scheduler.finish(sequence)
-                self.done.append(sequence)
-        return {row.sequence: len(row.token_ids) for row in plan.rows}
-
-    def run(self, steps_max=10_000):
-        for _ in range(steps_max):
-            if not self.scheduler.has_work:
-                self.assert_idle()
-                return self.done
-            assert self.step()
-        raise AssertionError("no end in sight")
-
-    def assert_idle(self):
-        pool = self.scheduler.pool
-        assert self.scheduler.problems() == []
-        assert pool.num_in_use == 0
-        assert len(pool.device._free) + pool.num_cached == pool.num_blocks
-        assert not self.scheduler._requests
-        assert not self.scheduler._numbered
-
-
-def assert_right_output(sequence):
-    prompt = sequence.tokens[: sequence.num_prompt]
-    answer = expected(prompt, sequence.sampling, sequence.choice, sequence.num_output)
-    assert sequence.tokens[sequence.num_prompt :] == answer
-
-
-def assert_right_outputs(driver, number):
-    assert len(driver.done) == number
-    for sequence in driver.done:
-        assert_right_output(sequence)
-
 
 # What a step is made of
 
