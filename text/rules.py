@@ -110,6 +110,10 @@ class TextRules:
         """
         return self._prefix_ids + self._encode_runs([text])[0]
 
+    def inner_ids(self, text: str) -> list[int]:
+        """A text's ids as they stand within another. Raises TextRefusedError."""
+        return self._encode_runs([text])[0]
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of these ids; control tokens are silent, broken UTF-8 becomes U+FFFD."""
         return b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")

@@ -1,10 +1,8 @@
 """The part of a request that chat and legacy completions share: what to generate and how.
 
-Extensions of ours, in both: `top_k` and `ignore_eos`. A seed may be any signed 64-bit
-integer; a negative one counts from the top, so that -1 and 1 draw differently.
+A seed may be any signed 64-bit integer; a negative one counts from the top, so that -1 and 1
+draw differently. What else there is to drawing is `draws`.
 """
-
-from typing import TypedDict
 
 from core.errors import Code, refuse
 from core.protocol import ServiceClass
@@ -16,6 +14,7 @@ from gateway.fields import (
     Fields,
     bad,
 )
+from gateway.openai.draws import Draws, read_draws
 
 DIALECT: Dialect = "openai"
 INDEX = "[{}]"  # messages[0].content
@@ -30,17 +29,15 @@ SERVICE_CLASSES: dict[str, ServiceClass] = {
 }
 
 
-class Generation(TypedDict):
+class Generation(Draws):
     """Fields of a `Conversation`, as both requests fill them."""
 
     model: str
     temperature: float | None
     top_p: float | None
-    top_k: int | None
     seed: int | None
     stop: tuple[str, ...]
     n: int
-    ignore_eos: bool
     stream: bool
     include_usage: bool
     service_class: ServiceClass
@@ -50,22 +47,18 @@ class Generation(TypedDict):
 def read_generation(fields: Fields) -> Generation:
     """Take the shared fields. Raises RefusedError."""
     stream = fields.boolean("stream") or False
-    fields.neutral("frequency_penalty", (0,))
-    fields.neutral("presence_penalty", (0,))
-    fields.neutral("logit_bias", ({},))
     return Generation(
         model=fields.required_text("model", chars_max=MODEL_CHARS_MAX),
         temperature=fields.number("temperature", 0, 2),
         top_p=_top_p(fields),
-        top_k=fields.integer("top_k", 0),
         seed=_seed(fields),
         stop=fields.string_or_strings("stop", count_max=STOPS_MAX, chars_max=STOP_CHARS_MAX),
         n=fields.integer("n", 1, CHOICES_MAX) or 1,
-        ignore_eos=fields.boolean("ignore_eos") or False,
         stream=stream,
         include_usage=_include_usage(fields, stream=stream),
         service_class=SERVICE_CLASSES[fields.choice("service_tier", *SERVICE_CLASSES) or "auto"],
         user=fields.text("user", chars_max=SHORT_TEXT_CHARS_MAX),
+        **read_draws(fields, stream=stream),
     )
 
 

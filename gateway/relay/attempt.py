@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from core.errors import Code, Refusal
 from core.metering import AttemptTotals
 from core.money import EndCause
 from core.protocol import (
@@ -163,6 +164,8 @@ class Attempt:
         self._end(frame.usage)
         if frame.retryable:
             return Setback("death", f"{frame.code}: {frame.message}")
+        if frame.code == "bad_request":
+            return Outcome(cause=EndCause.FAILED, refusal=_unanswerable(frame.message))
         facts = {"request_id": self._job.request_id, "code": frame.code}
         _log.error(f"a worker failed: {frame.message}", extra={"facts": facts})
         return Outcome(cause=EndCause.FAILED, refusal=FAULT)
@@ -237,6 +240,12 @@ def whole(delivery: Delivery) -> Outcome:
     """Of an answer with no choice open."""
     by_length = delivery.answer.by_length
     return Outcome(cause=EndCause.LENGTH if by_length else EndCause.COMPLETE)
+
+
+def _unanswerable(reason: str) -> Refusal:
+    """Of a request whose own constraints contradict each other, as only drawing shows."""
+    message = f"The request cannot be answered: {reason}."
+    return Refusal(code=Code.BAD_REQUEST, message=message)
 
 
 def _read(frame: Started) -> Usage:

@@ -15,7 +15,6 @@ from core.errors import Code, Refusal, RefusedError, refuse
 from core.metering import RequestTimings, Reserve, Witness
 from core.money import EndCause, Price
 from core.prefix import prefix_hashes
-from core.protocol import Sampling
 from core.registry import ServedModel
 from core.tickets import Admit, Arm, CacheVersions, Headroom, Stale
 from gateway.auth import Identity
@@ -24,10 +23,10 @@ from gateway.relay.channel import Channel
 from gateway.relay.generation import Generation
 from gateway.relay.hold import Hold, ledger_refusal
 from gateway.relay.job import FAULT, Job, Outcome
+from gateway.relay.sampling import sampling_of
 from gateway.relay.shared import Shared
 from gateway.relay.ticket import Ticket
 from gateway.routing import Size, block_tokens, charged, kv_blocks, route, size
-from text.sampling import SamplingDefaults
 
 _log = logging.getLogger(__name__)
 
@@ -191,8 +190,11 @@ class Exchange:
             model=model,
             price=price,
             prompt_ids=prompt_ids,
-            sampling=_sampling(
-                conversation, wanted.max_tokens, rules.sampling, self._shared.new_seed
+            sampling=sampling_of(
+                conversation,
+                max_tokens=wanted.max_tokens,
+                rules=rules,
+                new_seed=self._shared.new_seed,
             ),
             choices=conversation.n,
             wants_chances=conversation.logprobs is not None,
@@ -383,23 +385,3 @@ class Exchange:
             metrics.queue_s.observe(times.placed_s - times.armed_s)
         if times.first_token_s:
             metrics.first_token_s.observe(times.first_token_s - self._call.received_s)
-
-
-def _sampling(
-    conversation: Conversation,
-    max_tokens: int,
-    defaults: SamplingDefaults,
-    new_seed: Callable[[], int],
-) -> Sampling:
-    temperature, top_p, top_k = conversation.temperature, conversation.top_p, conversation.top_k
-    return Sampling(
-        seed=conversation.seed if conversation.seed is not None else new_seed(),
-        max_tokens=max_tokens,
-        temperature=defaults.temperature if temperature is None else temperature,
-        top_p=defaults.top_p if top_p is None else top_p,
-        top_k=defaults.top_k if top_k is None else top_k,
-        stop=conversation.stop,
-        ignore_eos=conversation.ignore_eos,
-        logprobs=conversation.logprobs,
-        grammar=conversation.grammar,
-    )
