@@ -1,9 +1,12 @@
 """`python -m worker`: read the environment, load, serve, drain."""
 
 import asyncio
+import contextlib
 import logging
 import os
+import signal
 import sys
+from collections.abc import Iterator
 
 import uvicorn
 import uvloop
@@ -13,12 +16,33 @@ from core import ids, log
 from core.settings import SettingsError, read_settings
 from worker.memory import DoesNotFitError
 from worker.process import Worker
+from worker.serving import Load
 from worker.settings import WorkerSettings, checked
-from worker.startup import load_engine, resolved
+from worker.startup import load_model, resolved
+from worker.watchdog import EXIT_STUCK, ProcessGuard
 
 
-def main() -> int:
-    """The exit status: 0 after a clean stop, 2 for a setting that will not do, 3 fenced, else 1."""
+class HTTPServer(uvicorn.Server):
+    """Uvicorn's, but that a signal only asks it to exit.
+
+    Uvicorn raises it again when its connections are done, which would end the process before the
+    last beat and the last journal entries have left.
+    """
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """See `uvicorn.Server`."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._exit)
+        yield  # and on: what comes after still takes its time
+
+    def _exit(self) -> None:
+        self.should_exit = True
+
+
+def main(load: Load = load_model) -> int:
+    """The exit status: 0 stopped, 2 a setting will not do, 3 fenced, 4 stuck, else 1."""
     try:
         settings = resolved(checked(read_settings(WorkerSettings, os.environ)))
     except (SettingsError, ArtifactError) as error:
@@ -26,8 +50,9 @@ def main() -> int:
         return 2
     log.configure("worker", settings.log_level)
     boot_id = ids.boot_id(os.urandom(ids.ENTROPY_BYTES))
-    worker = Worker(settings, boot_id=boot_id, load=load_engine)
-    server = uvicorn.Server(
+    guard = ProcessGuard()
+    worker = Worker(settings, boot_id=boot_id, load=load, resolve=resolved, guard=guard)
+    server = HTTPServer(
         uvicorn.Config(
             worker.server,
             host=settings.worker_host,
@@ -41,7 +66,10 @@ def main() -> int:
     )
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(worker.run(server))
+            status = runner.run(worker.run(server))
+            if status == EXIT_STUCK:
+                guard.end(status)  # what hangs would be waited for at the interpreter's end
+            return status
     except DoesNotFitError as error:
         print(f"worker: {error}", file=sys.stderr)
         return 2

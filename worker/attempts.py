@@ -22,6 +22,7 @@ from core.protocol import (
     Usage,
 )
 from worker.journal import Journal
+from worker.metrics import Metrics
 
 Key = tuple[str, int]
 
@@ -40,7 +41,11 @@ class Attempt:
         journal: Journal,
         loop: asyncio.AbstractEventLoop,
         on_end: Callable[[], None],
+        metrics: Metrics,
     ) -> None:
+        self._metrics = metrics
+        self._opened_s = time.monotonic()
+        self._last_s: dict[int, float] = {}  # by choice, of its newest token
         self.key = key
         self._journal = journal
         self._loop = loop
@@ -81,6 +86,7 @@ class Attempt:
                 )
                 self._write()
             case Tokens() if event.ids:
+                self._time(event.choice)
                 produced = self._usage.output_tokens + len(event.ids)
                 self._usage = msgspec.structs.replace(self._usage, output_tokens=produced)
                 self._write()
@@ -101,6 +107,14 @@ class Attempt:
                 pass
         return event
 
+    def _time(self, choice: int) -> None:
+        now_s = time.monotonic()
+        if not self._last_s:
+            self._metrics.first_token_seconds.observe(now_s - self._opened_s)
+        if choice in self._last_s:
+            self._metrics.inter_token_seconds.observe(now_s - self._last_s[choice])
+        self._last_s[choice] = now_s
+
     def _write(self) -> None:
         self._journal.append(self.key, self._usage, at_ms=wall_ms())
 
@@ -108,8 +122,9 @@ class Attempt:
 class Attempts:
     """All of them, by (request id, attempt)."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal, metrics: Metrics) -> None:
         self._journal = journal
+        self._metrics = metrics
         self._running: dict[Key, Attempt] = {}
         self.placed_seq = 0  # highest placement accepted
 
@@ -125,7 +140,8 @@ class Attempts:
             return Nack(reason="duplicate")
         if self._journal.full:
             return Nack(reason="journal_full")
-        attempt = Attempt(key, self._journal, asyncio.get_running_loop(), lambda: self._forget(key))
+        loop = asyncio.get_running_loop()
+        attempt = Attempt(key, self._journal, loop, lambda: self._forget(key), self._metrics)
         self._running[key] = attempt
         refused = submit(request, attempt)
         if refused is not None:

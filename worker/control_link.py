@@ -14,7 +14,6 @@ from typing import TypeVar
 
 import httpx
 import msgspec
-from prometheus_client import Counter
 
 from core import fleet, internal_token
 from core.fleet import Beat, BeatReply, Capacity, JournalEntry, JournalReply, Register, Registered
@@ -73,11 +72,6 @@ class ControlLink:
         self._draining = False
         self._client = httpx.AsyncClient(
             base_url=settings.control_plane_url, timeout=REQUEST_TIMEOUT_S
-        )
-        self._refused = Counter(
-            "headworks_worker_journal_refused",
-            "Journal entries that the control plane would not take",
-            registry=server.metrics.registry,
         )
 
     async def run(self) -> None:
@@ -148,7 +142,7 @@ class ControlLink:
     async def _beat(self) -> None:
         self._beat_seq += 1
         load = self._server.load()
-        engine = self._server.engine
+        engine = self._server.engine_load()
         beat = Beat(
             replica_id=self._settings.replica_id,
             boot_id=self._server.boot_id,
@@ -157,7 +151,7 @@ class ControlLink:
             kv_blocks_free=load.kv_blocks_free,
             running=load.running,
             waiting=load.waiting,
-            steps=engine.load().steps if engine is not None else 0,
+            steps=engine.steps if engine is not None else 0,
         )
         reply = await self._post("/fleet/beat", beat, BeatReply)
         if not reply.known:
@@ -215,7 +209,7 @@ class ControlLink:
             "reason": response.text[:REASON_CHARS],
         }
         _log.error("the control plane refused a journal entry", extra={"facts": facts})
-        self._refused.inc()
+        self._server.metrics.journal_refused.inc()
 
     async def _patiently(self, call: Callable[[], Awaitable[None]]) -> None:
         """Repeat `call` with back-off until the control plane takes it."""

@@ -30,6 +30,10 @@ class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
     computed_tokens: int
     output_tokens: int
     preemptions: int
+    swaps: int = 0  # of those, the ones whose KV went to host memory
+    host_blocks_total: int = 0
+    host_blocks_in_use: int = 0
+    host_blocks_cached: int = 0
     failed_steps: int
     integrity: bool  # no check so far has found a leak or a wrong count
     healthy: bool  # the last steps did not all fail

@@ -4,7 +4,11 @@ from core.fleet import ReplicaState
 
 
 class Lifecycle:
-    """starting -> loading -> warming -> ready -> draining -> stopped; never backwards."""
+    """starting -> loading -> warming -> ready -> draining -> stopped; never backwards.
+
+    A ready worker may be away for a while (asleep, waking, changing) and come back. To the
+    fleet it is then WARMING: alive, and not to be placed on.
+    """
 
     _ORDER = (
         ReplicaState.STARTING,
@@ -16,14 +20,38 @@ class Lifecycle:
     )
 
     def __init__(self) -> None:
-        self.state = ReplicaState.STARTING
+        self._at = ReplicaState.STARTING
+        self.away = ""
 
     def advance(self, to: ReplicaState) -> None:
         """Move forward; a move backwards (a late READY while draining) is ignored."""
-        if self._ORDER.index(to) > self._ORDER.index(self.state):
-            self.state = to
+        if self._ORDER.index(to) > self._ORDER.index(self._at):
+            self._at = to
+
+    def leave(self, why: str) -> None:
+        """Take no work until `come_back`."""
+        self.away = why
+
+    def come_back(self) -> None:
+        """Take work again, unless it is draining by now."""
+        self.away = ""
+
+    @property
+    def state(self) -> ReplicaState:
+        """As the fleet knows it."""
+        return ReplicaState.WARMING if self.away and self.is_up else self._at
+
+    @property
+    def word(self) -> str:
+        """As this worker tells it itself."""
+        return self.away if self.away and self.is_up else self._at.value
+
+    @property
+    def is_up(self) -> bool:
+        """Loaded once, and not asked to stop."""
+        return self._at is ReplicaState.READY
 
     @property
     def takes_work(self) -> bool:
-        """Only a ready worker does."""
+        """Only a ready worker does that is not away."""
         return self.state is ReplicaState.READY

@@ -1,29 +1,31 @@
 """One life of a worker process, from the first probe to the last journal entry.
 
 serve probes ─► load, warm ─► register, beat, deliver ─► SIGTERM ─► drain ─► say goodbye
+
+A change of version ends a boot, not the process: its journal is closed, and another boot id,
+journal and link go on.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 from core.fleet import Capacity, ReplicaState
 from worker.attempts import wall_ms
 from worker.control_link import ControlLink, FencedError
-from worker.engine import Engine
-from worker.journal import Journal, left_behind
+from worker.journal import Journal, LeftBehind, left_behind
 from worker.lifecycle import Lifecycle
 from worker.metrics import Metrics
 from worker.server import Server
+from worker.serving import POLL_S, Load, Resolve, Serving
 from worker.settings import WorkerSettings
+from worker.watchdog import EXIT_STUCK, Guard, NoGuard
 
-POLL_S = 0.05
-ENGINE_STOP_TIMEOUT_S = 5.0
+EXIT_FAILED = 1
 EXIT_FENCED = 3
-
-Load = Callable[[WorkerSettings, str], Engine]  # what the settings say, for a boot of this id
+# For streams to be told that their engine is stuck.
+FLUSH_S = 2.0
 
 _log = logging.getLogger(__name__)
 
@@ -37,21 +39,37 @@ class HTTPServer(Protocol):
         """Until `should_exit`, which SIGTERM sets too; then until connections are done."""
 
 
+def _as_given(settings: WorkerSettings) -> WorkerSettings:
+    return settings
+
+
 class Worker:
-    """Owns the journal, the engine and the link; the HTTP server is lent to it.
+    """Owns the journal, what serves and the link; the HTTP server is lent to it.
 
     `load` takes seconds and all cores: it runs in a thread while the server answers probes.
+    `resolve` finds a version in the store, and its deployment. `guard` ends a process that
+    cannot end itself.
     """
 
-    def __init__(self, settings: WorkerSettings, *, boot_id: str, load: Load) -> None:
-        self._settings = settings
-        self._load = load
-        directory = Path(settings.journal_dir)
-        directory.mkdir(parents=True, exist_ok=True)
-        self._left_behind = left_behind(directory, now_ms=wall_ms())
-        self._journal = Journal(directory, boot_id, bytes_max=settings.journal_bytes_max)
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        *,
+        boot_id: str,
+        load: Load,
+        resolve: Resolve = _as_given,
+        guard: Guard | None = None,
+    ) -> None:
+        self._directory = Path(settings.journal_dir)
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._bytes_max = settings.journal_bytes_max
+        self._left_behind: list[LeftBehind] = []
+        self._journal = self._open_journal(boot_id)
         self._lifecycle = Lifecycle()
-        self._engine: Engine | None = None
+        self._status: int | None = None  # once it is clear how this ends
+        self._http: HTTPServer | None = None
+        self._link: ControlLink | None = None
+        self._linking: asyncio.Task[None] | None = None
         self.server = Server(
             secret=settings.internal_secret.encode(),
             boot_id=boot_id,
@@ -60,84 +78,122 @@ class Worker:
             metrics=Metrics(),
             request_bytes_max=settings.request_bytes_max,
         )
+        self._serving = Serving(
+            settings,
+            self.server,
+            load=load,
+            resolve=resolve,
+            tell=self._tell,
+            new_boot=self._change_boot,
+            on_stuck=self._on_stuck,
+            guard=guard or NoGuard(),
+        )
+        self.server.changes = self._serving
 
     async def run(self, http: HTTPServer) -> int:
         """The exit status. Raises what loading raises."""
+        self._http = http
         serving = asyncio.create_task(http.serve())
         try:
             return await self._live(http, serving)
         finally:
             http.should_exit = True
             await serving
-            self._stop_engine()
+            self._serving.stop()
             self._journal.close()
 
     async def _live(self, http: HTTPServer, serving: asyncio.Task[None]) -> int:
         self._lifecycle.advance(ReplicaState.LOADING)
-        engine = await asyncio.to_thread(self._load, self._settings, self.server.boot_id)
+        await self._serving.start()
         if serving.done():
             return 0
-        engine.start()
-        self._engine = engine
-        self.server.engine = engine
         self._lifecycle.advance(ReplicaState.READY)
-        link = self._link(http)
-        linking = asyncio.create_task(link.run())
-        stopping = asyncio.create_task(self._drain_when_asked(http, link))
-        await asyncio.wait({linking, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        link_ended = linking.done()
+        self._begin_link()
+        # Flags that uvicorn's signal handler and other threads set: there is nothing to wait on.
+        while not (http.should_exit or self._ended):  # noqa: ASYNC110 - see above
+            await asyncio.sleep(POLL_S)
+        self._lifecycle.advance(ReplicaState.DRAINING)
+        if self._status == EXIT_STUCK:
+            await self._flush()
+        else:
+            await self._serving.drain()
+        self._lifecycle.advance(ReplicaState.STOPPED)
         http.should_exit = True
-        await stopping
-        linking.cancel()
-        ended, _ = await asyncio.gather(linking, serving, return_exceptions=True)
-        await link.close()
-        if link_ended and isinstance(ended, FencedError):
-            _log.error("fenced", extra={"facts": {"reason": str(ended)}})
-            return EXIT_FENCED
-        return 0
+        await self._end_link(serving)
+        return self._status or 0
 
-    def _link(self, http: HTTPServer) -> ControlLink:
-        def drain() -> None:
-            http.should_exit = True
+    @property
+    def _ended(self) -> bool:
+        if self._serving.broken is not None:
+            _log.error("no version can be loaded", exc_info=self._serving.broken)
+            self._status = EXIT_FAILED
+        return self._status is not None
 
-        return ControlLink(
-            self._settings,
+    async def _flush(self) -> None:
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + FLUSH_S
+        while len(self.server.attempts) and clock() < deadline:  # noqa: ASYNC110 - bounded
+            await asyncio.sleep(POLL_S)
+
+    def _on_stuck(self) -> None:
+        self.server.metrics.stuck.inc()
+        self._status = EXIT_STUCK
+
+    async def _tell(self) -> None:
+        if self._link is not None:
+            await self._link.beat_once()
+
+    def _begin_link(self) -> None:
+        self._link = ControlLink(
+            self._serving.settings,
             self.server,
             capacity=self._capacity,
             can_resume=True,
             left_behind=self._left_behind,
-            on_drain=drain,
+            on_drain=self._drain,
         )
+        self._linking = asyncio.create_task(self._link.run())
+        self._linking.add_done_callback(self._on_link_ended)
+
+    async def _end_link(self, *others: asyncio.Task[None]) -> None:
+        assert self._link is not None
+        assert self._linking is not None
+        self._linking.cancel()
+        await asyncio.gather(self._linking, *others, return_exceptions=True)
+        await self._link.close()
+
+    def _on_link_ended(self, linking: asyncio.Task[None]) -> None:
+        """Only being fenced ends it by itself."""
+        if linking.cancelled() or linking is not self._linking or self._status is not None:
+            return
+        error = linking.exception()
+        if isinstance(error, FencedError):
+            _log.error("fenced", extra={"facts": {"reason": str(error)}})
+        self._status = EXIT_FENCED if isinstance(error, FencedError) else EXIT_FAILED
+
+    def _drain(self) -> None:
+        assert self._http is not None
+        self._http.should_exit = True
+
+    async def _change_boot(self, boot_id: str, settings: WorkerSettings) -> None:
+        """What the old boot has still to tell goes the way of an earlier life's journal."""
+        _log.info("another boot", extra={"facts": {"boot": boot_id, "of": settings.model_version}})
+        await self._end_link()
+        self._journal.close()
+        self._journal = self._open_journal(boot_id)
+        self.server.begin(boot_id, self._journal)
+        self._begin_link()
+
+    def _open_journal(self, boot_id: str) -> Journal:
+        self._left_behind = left_behind(self._directory, now_ms=wall_ms())
+        return Journal(self._directory, boot_id, bytes_max=self._bytes_max)
 
     def _capacity(self) -> Capacity:
-        assert self._engine is not None
-        bounds = self._engine.config
+        bounds = self._serving.bounds
+        assert bounds is not None
         return Capacity(
             kv_blocks=bounds.kv_blocks,
             block_tokens=bounds.block_tokens,
             context_tokens=bounds.context_tokens,
             sequences=bounds.max_sequences,
         )
-
-    async def _drain_when_asked(self, http: HTTPServer, link: ControlLink) -> None:
-        """Once asked: take nothing new, let what runs finish, end the rest within the bound.
-
-        What is ended this way is told `Failed(shutting_down)`: a gateway resumes it elsewhere.
-        """
-        # A flag that uvicorn's signal handler sets: there is nothing to wait on.
-        while not http.should_exit:  # noqa: ASYNC110
-            await asyncio.sleep(POLL_S)
-        assert self._engine is not None
-        self._lifecycle.advance(ReplicaState.DRAINING)
-        self._engine.drain()
-        await link.beat_once()
-        clock = asyncio.get_running_loop().time
-        deadline = clock() + self._settings.drain_timeout_s
-        while len(self.server.attempts) and clock() < deadline:  # noqa: ASYNC110 - bounded
-            await asyncio.sleep(POLL_S)
-        await asyncio.to_thread(self._stop_engine)
-        self._lifecycle.advance(ReplicaState.STOPPED)
-
-    def _stop_engine(self) -> None:
-        if self._engine is not None:
-            self._engine.stop(ENGINE_STOP_TIMEOUT_S)

@@ -56,9 +56,8 @@ class ModelRunner:
         self.dtype = model.dtype
         self.block_tokens = block_tokens
         self._model = model
-        self._host = HostMemory(host_blocks)
         self._sampler = sampler or Sampler(SLOTS)
-        self.resize(kv_blocks)
+        self.resize(kv_blocks, host_blocks)
 
     @property
     def block_bytes(self) -> int:
@@ -67,10 +66,14 @@ class ModelRunner:
         values = 2 * config.num_layers * config.num_kv_heads * config.head_dim
         return values * self.block_tokens * self.dtype.itemsize
 
-    def resize(self, kv_blocks: int) -> None:
-        """Give the pool back and take one of so many blocks, or none. What it held is gone."""
+    def resize(self, kv_blocks: int, host_blocks: int = 0) -> None:
+        """Give the pool back and take one of so many blocks, or none. What it held is gone.
+
+        `host_blocks` are beside it, in host memory.
+        """
         config = self.config
         self.kv_blocks = kv_blocks
+        self._host = HostMemory(host_blocks)
         self._cache = torch.empty(0)  # not both at once
         # Zeroed, so that the pool's memory is taken now and not in the middle of an answer, and
         # because padding needs numbers: a share of zero of what is not finite is not zero.

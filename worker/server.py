@@ -1,4 +1,4 @@
-"""The worker's HTTP face: generate, abort, load, health, metrics. Raw ASGI: five routes.
+"""The worker's HTTP face: generate, abort, load, changes, health, metrics. Raw ASGI: few routes.
 
 A response to `POST /generate` is a stream of frames (core.protocol). The peer going away is
 noticed by a watcher on `receive` and aborts the attempt; its last word is journalled all the
@@ -9,10 +9,12 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from typing import Any, Protocol
 
+import msgspec
+
 from core import internal_token
-from core.fleet import ReplicaState
 from core.protocol import (
     Failed,
     Finished,
@@ -21,20 +23,21 @@ from core.protocol import (
     Load,
     Nack,
     ProtocolError,
-    Usage,
     decode_generate,
     encode_frame,
 )
 from worker.attempts import Attempt, Attempts, Key, wall_ms
+from worker.changes import Changes, ask
 from worker.events import Emit, EngineLoad
 from worker.journal import Journal
 from worker.lifecycle import Lifecycle
-from worker.metrics import Metrics
+from worker.metrics import PARTS, EngineNow, Metrics, summed
 from worker.preparation import Preparation, Preparing
 
 AUDIENCE = "worker"
 FRAMES = b"application/x-headworks-frames"
 LOAD_INTERVAL_S = 0.1
+CHANGE_BYTES_MAX = 64 * 1024
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -61,7 +64,11 @@ class BodyTooLargeError(Exception):
 
 
 class Server:
-    """The ASGI application. `engine` is None until the model is loaded."""
+    """The ASGI application.
+
+    `engine` is None until the model is loaded, and while the worker is away; `version` is what
+    it serves or is about to, "" for whatever its engine does.
+    """
 
     def __init__(
         self,
@@ -74,8 +81,10 @@ class Server:
         request_bytes_max: int,
     ) -> None:
         self.engine: EngineFace | None = None
+        self.version = ""
+        self.changes: Changes | None = None
         self.boot_id = boot_id
-        self.attempts = Attempts(journal)
+        self.attempts = Attempts(journal, metrics)
         self.journal = journal
         self.lifecycle = lifecycle
         self.metrics = metrics
@@ -83,6 +92,27 @@ class Server:
         self._request_bytes_max = request_bytes_max
         self._load_seq = 0
         self._preparation = Preparation()
+        self._past: EngineLoad | None = None  # the sums of engines that are no more
+        metrics.registry.register(EngineNow(self.engine_load, lambda: lifecycle.word))
+
+    def begin(self, boot_id: str, journal: Journal) -> None:
+        """Another boot, with nothing of the one before."""
+        self.boot_id = boot_id
+        self.journal = journal
+        self.attempts = Attempts(journal, self.metrics)
+
+    def leave_engine(self) -> None:
+        """Its engine has stopped. What it did stays counted."""
+        if self.engine is not None:
+            self._past = summed(self._past, self.engine.load())
+        self.engine = None
+
+    def engine_load(self) -> EngineLoad | None:
+        """The engine's numbers, with the sums of those before it; None without an engine yet."""
+        now = self.engine.load() if self.engine is not None else None
+        if now is None and self._past is not None:
+            return msgspec.structs.replace(self._past, **dict.fromkeys(PARTS, 0))
+        return summed(self._past, now)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Route one request."""
@@ -104,6 +134,8 @@ class Server:
                 await self._generate(receive, send)
             case "POST", ["abort", attempt]:
                 await self._abort(attempt, send)
+            case "POST", ["sleep" | "wake" | "version" as change]:
+                await self._change(change, receive, send)
             case _:
                 await _answer(send, 404, {"error": f"no {method} {path} here"})
 
@@ -139,15 +171,16 @@ class Server:
     async def _ready(self, send: Send) -> None:
         healthy = self.engine is not None and self.engine.load().healthy
         ready = self.lifecycle.takes_work and healthy
-        body = {"ready": ready, "state": self.lifecycle.state, "engine_healthy": healthy}
+        body = {"ready": ready, "state": self.lifecycle.word, "engine_healthy": healthy}
         await _answer(send, 200 if ready else 503, body)
 
     async def _load(self, send: Send) -> None:
         report = self.load()
-        engine = self.engine.load() if self.engine is not None else None
+        engine = self.engine_load()
         body = {
             **{name: getattr(report, name) for name in report.__struct_fields__},
-            "state": self.lifecycle.state,
+            "state": self.lifecycle.word,
+            "version": self.version,
             "attempts": len(self.attempts),
             "integrity": engine.integrity if engine else True,
             "steps": engine.steps if engine else 0,
@@ -156,16 +189,21 @@ class Server:
         await _answer(send, 200, body)
 
     async def _metrics(self, send: Send) -> None:
-        metrics = self.metrics
-        if self.engine is not None:
-            now = self.engine.load()
-            metrics.kv_blocks.labels("free").set(now.kv_blocks_free)
-            metrics.kv_blocks.labels("used").set(now.kv_blocks_total - now.kv_blocks_free)
-            metrics.sequences.labels("running").set(now.running)
-            metrics.sequences.labels("waiting").set(now.waiting)
-            metrics.steps.set(now.steps)
-        metrics.journal_unacked.set(self.journal.unacked)
-        await _send(send, 200, b"text/plain; version=0.0.4; charset=utf-8", metrics.text())
+        self.metrics.journal_unacked.set(self.journal.unacked)
+        text = self.metrics.text()
+        await _send(send, 200, b"text/plain; version=0.0.4; charset=utf-8", text)
+
+    async def _change(self, change: str, receive: Receive, send: Send) -> None:
+        try:
+            body = await _body(receive, CHANGE_BYTES_MAX)
+        except (ProtocolError, BodyTooLargeError) as error:
+            await _answer(send, 400, {"error": str(error) or "too long"})
+            return
+        status, answer = await ask(self.changes, change, body)
+        if status == HTTPStatus.OK:
+            self.metrics.changes.labels(change).inc()
+        now = {"state": self.lifecycle.word, "version": self.version, "boot_id": self.boot_id}
+        await _answer(send, status, now | answer)
 
     async def _abort(self, attempt: str, send: Send) -> None:
         request_id, _, number = attempt.rpartition(":")
@@ -198,10 +236,12 @@ class Server:
         await self._stream(opened, receive, send)
 
     async def _open(self, request: Generate) -> Attempt | Nack:
+        if self.version and request.version != self.version:
+            return Nack(reason="wrong_version")
         if self.engine is not None and not await self._preparation.of(request, self.engine):
             return Nack(reason="full")
-        if self.engine is None or self.lifecycle.state is not ReplicaState.READY:
-            return Nack(reason="draining")
+        if self.engine is None or not self.lifecycle.takes_work:
+            return Nack(reason="asleep" if self.lifecycle.away else "draining")
         engine = self.engine
         return self.attempts.open(request, lambda message, to: engine.submit(message, to.emit))
 
@@ -219,8 +259,8 @@ class Server:
                     frames.insert(-1 if ended else len(frames), self.load())
                     told_load_at = clock()
                 await _send_frames(send, frames, more=not ended)
-                if ended:
-                    self._count(last)
+                if isinstance(last, Finished | Failed):
+                    self.metrics.ended(last)
                     return
         finally:
             watcher.cancel()
@@ -235,21 +275,6 @@ class Server:
         # Ending an attempt that has ended is nothing.
         if self.engine is not None:
             self.engine.abort(*key)
-
-    def _count(self, last: Frame) -> None:
-        match last:
-            case Finished(cause=cause, usage=usage):
-                self._count_usage(cause, usage)
-            case Failed(usage=usage):
-                self._count_usage("failed", usage)
-            case _:
-                pass
-
-    def _count_usage(self, end: str, usage: Usage) -> None:
-        self.metrics.attempts.labels(end).inc()
-        self.metrics.prompt_tokens.inc(usage.prompt_tokens)
-        self.metrics.cached_tokens.inc(usage.cached_tokens)
-        self.metrics.output_tokens.inc(usage.output_tokens)
 
 
 async def _body(receive: Receive, bytes_max: int) -> bytes:

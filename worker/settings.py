@@ -29,10 +29,12 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     kv_blocks: int = 0  # 0: from kv_memory_mb
     kv_memory_mb: int = 0  # 0: from kv_memory_share
     kv_memory_share: float = 0.1  # of what is free once the weights and a largest step have theirs
+    host_memory_mb: int = 0  # for KV that is evicted or preempted; 0 is none
     block_tokens: int = 16
     max_batched_tokens: int = 512
     max_sequences: int = 64
     # Bounds.
+    step_timeout_s: int = 60  # or ten times the slowest step of its size, if that is longer
     drain_timeout_s: int = 10
     journal_bytes_max: int = 256 * 1024 * 1024
     request_bytes_max: int = 64 * 1024 * 1024
@@ -43,7 +45,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         return self.worker_url or f"http://{self.worker_host}:{self.worker_port}"
 
 
-MAY_BE_ZERO = frozenset({"worker_port", "threads", "kv_blocks", "kv_memory_mb"})
+MAY_BE_ZERO = frozenset({"worker_port", "threads", "kv_blocks", "kv_memory_mb", "host_memory_mb"})
 
 # It is a field of an internal token, which dots separate, and a key of the control plane's.
 _REPLICA_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")

@@ -17,7 +17,7 @@ from artifacts.store import ModelStore
 from core.registry import deployment_name
 from text.grammar import Grammars
 from text.rules import TextRules
-from worker.engine import Engine, EngineConfig
+from worker.engine import Engine, EngineConfig, OnStep
 from worker.grammar import CompiledGrammars, GrammarMasks
 from worker.machine import HostMemory, Memory, cores, trim
 from worker.memory import (
@@ -96,11 +96,6 @@ def load_model(settings: WorkerSettings, memory: Memory | None = None) -> "Loade
     return model
 
 
-def load_engine(settings: WorkerSettings, boot_id: str) -> Engine:
-    """The two steps in one. Raises what they do."""
-    return load_model(settings).open(boot_id)
-
-
 class LoadedModel:
     """One version's weights and text rules, and the size of its pool."""
 
@@ -119,8 +114,11 @@ class LoadedModel:
         self._runner = runner
         self._text = text
         self._grammars = grammars
+        host_bytes = settings.host_memory_mb * 1024 * 1024
+        self._host_blocks = host_bytes // runner.block_bytes
         self._demands = (
             Demand(purpose="for a largest step", size=step_bytes),
+            Demand(purpose="for KV in host memory", size=host_bytes),
             mask_demand(sequences=settings.max_sequences, vocab_size=runner.config.vocab_size),
         )
         self._runner.resize(0)
@@ -132,14 +130,14 @@ class LoadedModel:
             )
         )
 
-    def open(self, boot_id: str) -> Engine:
+    def open(self, boot_id: str, on_step: OnStep) -> Engine:
         """Take the pool, and build an engine that has seen nothing. Raises DoesNotFitError.
 
         The size stays what it was at first: it is what the fleet was told.
         """
         self._sized(Wanted(blocks=self.kv_blocks))
         try:
-            self._runner.resize(self.kv_blocks)
+            self._runner.resize(self.kv_blocks, self._host_blocks)
         except (MemoryError, RuntimeError) as error:
             _refuse_if_short(error, self._memory, "the KV pool")
             raise
@@ -151,6 +149,7 @@ class LoadedModel:
             block_tokens=settings.block_tokens,
             max_batched_tokens=settings.max_batched_tokens,
             max_sequences=settings.max_sequences,
+            host_blocks=self._host_blocks,
             context_tokens=self._text.context_tokens,
         )
         return Engine(
@@ -158,6 +157,8 @@ class LoadedModel:
             text=self._text,
             config=config,
             compile_grammar=self._grammars.get,
+            step_timeout_s=settings.step_timeout_s,
+            on_step=on_step,
         )
 
     def close(self) -> None:

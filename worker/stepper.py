@@ -77,6 +77,7 @@ class Stepper:
         self._computed_tokens = 0
         self._output_tokens = 0
         self._preemptions = 0
+        self._swaps = 0
         self._failed_steps = 0
         self._failures_in_a_row = 0
 
@@ -163,6 +164,7 @@ class Stepper:
         self.integrity = False
         self._failures_in_a_row += 1
         self._preemptions += self.scheduler.num_preemptions
+        self._swaps += self.scheduler.num_swaps
         self.scheduler = Scheduler(self._config)
         self._came_finished = []
         self.fail_all("internal", f"the engine started over: {type(error).__name__}")
@@ -186,6 +188,10 @@ class Stepper:
             computed_tokens=self._computed_tokens,
             output_tokens=self._output_tokens,
             preemptions=self._preemptions + self.scheduler.num_preemptions,
+            swaps=self._swaps + self.scheduler.num_swaps,
+            host_blocks_total=pool.host.num_blocks,
+            host_blocks_in_use=pool.host.num_blocks - pool.host.num_available,
+            host_blocks_cached=pool.host.num_cached,
             failed_steps=self._failed_steps,
             integrity=self.integrity,
             healthy=self._failures_in_a_row < self._config.failures_max,

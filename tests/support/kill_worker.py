@@ -18,7 +18,7 @@ from core import ids, log
 from core.settings import read_settings
 from tests.support.fake_runner import logprob_of
 from text.rules import TextRules
-from worker.engine import Engine, EngineConfig
+from worker.engine import Engine, EngineConfig, OnStep
 from worker.process import Worker
 from worker.settings import WorkerSettings, checked
 from worker.step import Draw, Opening, Sampled, StepPlan, StepResult
@@ -68,19 +68,29 @@ class LetterRunner:
         return Sampled(token_id=token_id, logprob=logprob)
 
 
-def load(settings: WorkerSettings, boot_id: str) -> Engine:
-    """As `worker.startup.load_engine`, but for the weights."""
-    rules = TextRules.load(ModelStore(Path(settings.models_dir)).directory(settings.model_version))
-    config = EngineConfig(
-        version=settings.model_version,
-        boot_id=boot_id,
-        kv_blocks=settings.kv_blocks,
-        block_tokens=settings.block_tokens,
-        max_batched_tokens=settings.max_batched_tokens,
-        max_sequences=settings.max_sequences,
-        context_tokens=rules.context_tokens,
-    )
-    return Engine(runner=LetterRunner(rules), text=rules, config=config)
+class LetterModel:
+    """As `worker.startup.LoadedModel`, but for the weights."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._settings = settings
+        directory = ModelStore(Path(settings.models_dir)).directory(settings.model_version)
+        self._rules = TextRules.load(directory)
+
+    def open(self, boot_id: str, on_step: OnStep) -> Engine:
+        settings, rules = self._settings, self._rules
+        config = EngineConfig(
+            version=settings.model_version,
+            boot_id=boot_id,
+            kv_blocks=settings.kv_blocks,
+            block_tokens=settings.block_tokens,
+            max_batched_tokens=settings.max_batched_tokens,
+            max_sequences=settings.max_sequences,
+            context_tokens=rules.context_tokens,
+        )
+        return Engine(runner=LetterRunner(rules), text=rules, config=config, on_step=on_step)
+
+    def close(self) -> None:
+        """There is no pool."""
 
 
 def main() -> int:
@@ -88,7 +98,7 @@ def main() -> int:
     settings = checked(read_settings(WorkerSettings, os.environ))
     log.configure("worker", settings.log_level)
     boot_id = ids.boot_id(os.urandom(ids.ENTROPY_BYTES))
-    worker = Worker(settings, boot_id=boot_id, load=load)
+    worker = Worker(settings, boot_id=boot_id, load=LetterModel)
     server = uvicorn.Server(
         uvicorn.Config(
             worker.server,

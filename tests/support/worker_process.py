@@ -98,6 +98,11 @@ class WorkerProcess:
                 await asyncio.sleep(0.05)
         return self
 
+    async def until_running(self) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while not (await self.load())["running"]:  # noqa: ASYNC110 - bounded
+                await asyncio.sleep(0.01)
+
     async def _is_ready(self) -> bool:
         try:
             return (await self.client.get("/health/ready")).status_code == 200

@@ -79,7 +79,7 @@ async def until(condition):
 
 
 def refused(link):
-    return link._refused._value.get()
+    return link._server.metrics.journal_refused._value.get()
 
 
 @pytest.mark.parametrize("status", [413, 422])

@@ -26,23 +26,34 @@ class QuietHTTP:
             await asyncio.sleep(0.005)
 
 
+class FakeModel:
+    """A model that is a hash, of whatever version it is asked for."""
+
+    def __init__(self, settings):
+        self.version = settings.model_version
+
+    def open(self, boot_id, on_step):
+        config = EngineConfig(
+            version=self.version, boot_id=boot_id, kv_blocks=8, block_tokens=4, context_tokens=30
+        )
+        runner = FakeRunner(8, 4)
+        return Engine(runner=runner, text=FakeText(), config=config, on_step=on_step)
+
+    def close(self):
+        pass
+
+
 @pytest.fixture
 def worker(tmp_path, plane):
-    def load(_settings, boot_id):
-        config = EngineConfig(
-            version=VERSION, boot_id=boot_id, kv_blocks=8, block_tokens=4, context_tokens=30
-        )
-        return Engine(runner=FakeRunner(8, 4), text=FakeText(), config=config)
-
     settings = WorkerSettings(
         internal_secret="x" * 16,
         replica_id="r1",
         models_dir=tmp_path,
-        model_version="v",
+        model_version=VERSION,
         journal_dir=tmp_path,
         control_plane_url="http://plane.invalid",
     )
-    return Worker(settings, boot_id="boot_a", load=load)
+    return Worker(settings, boot_id="boot_a", load=FakeModel)
 
 
 async def test_a_fenced_worker_ends_with_its_own_status(worker, plane):
