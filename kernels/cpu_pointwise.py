@@ -25,4 +25,9 @@ def rope_in_place(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
 
 def rms_norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
     """`reference.rms_norm` of `hidden` (T, width). The residual is added by `Linear.plus`."""
-    return torch.rms_norm(hidden, weight.shape, weight, eps)
+    if hidden.dtype != torch.float32:
+        return torch.rms_norm(hidden, weight.shape, weight, eps)
+    # torch's own makes a square of the whole first: 842 µs for 512 rows of 576 against 130.
+    length = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True)
+    scale: Tensor = length.square_().div_(hidden.shape[-1]).add_(eps).rsqrt_()
+    return (hidden * scale).mul_(weight)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.cpu_attention import AttentionPlan, PagedAttention
-from kernels.cpu_linear import Linear, linear
+from kernels.cpu_linear import Gated, Linear, gated, linear
 from kernels.cpu_pointwise import rms_norm, rope_in_place, rope_rows
 from worker.weights import Weights
 
@@ -23,8 +23,7 @@ class _Layer:
     qkv: Linear
     attention_out: Linear
     mlp_norm: Tensor
-    gate: Linear
-    up: Linear
+    gated: Gated
     down: Linear
 
 
@@ -80,8 +79,7 @@ class Llama:
                 return hidden
             hidden = layer.attention_out.plus(mixed.flatten(1), hidden)
             normed = rms_norm(hidden, layer.mlp_norm, config.rms_norm_eps)
-            inner = layer.up.times(normed, layer.gate.silu(normed))
-            hidden = layer.down.plus(inner, hidden)
+            hidden = layer.down.plus(layer.gated(normed), hidden)
         return rms_norm(hidden, self._norm, config.rms_norm_eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -100,7 +98,6 @@ def _layer(tensors: dict[str, Tensor], index: int) -> _Layer:
         qkv=linear(*(take(f"self_attn.{part}_proj") for part in "qkv")),
         attention_out=linear(take("self_attn.o_proj")),
         mlp_norm=take("post_attention_layernorm"),
-        gate=linear(take("mlp.gate_proj")),
-        up=linear(take("mlp.up_proj")),
+        gated=gated(take("mlp.gate_proj"), take("mlp.up_proj")),
         down=linear(take("mlp.down_proj")),
     )

@@ -4,30 +4,37 @@ import pytest
 import torch
 from torch.nn import functional
 
-from kernels.cpu_linear import PackedLinear, PlainLinear, can_pack, linear
+from kernels.cpu_linear import (
+    PackedGated,
+    PackedLinear,
+    PlainGated,
+    PlainLinear,
+    can_pack,
+    gated,
+    linear,
+)
 
-KINDS = [PlainLinear, *([PackedLinear] if can_pack(torch.float32) else [])]
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+TYPES = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+PACKING = [True] if can_pack(torch.float32) else []
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", [d for d in TOLERANCE if can_pack(d)])
+@pytest.mark.parametrize("packed", [False, *PACKING])
+@pytest.mark.parametrize("dtype", [d for d in TYPES if can_pack(d)])
 @pytest.mark.parametrize("rows", [1, 3, 70])
-def test_products_and_what_follows_them(kind, dtype: torch.dtype, rows: int) -> None:
+@pytest.mark.parametrize(("width", "out"), [(40, 24), (24, 40)])
+def test_products_and_what_follows_them(packed, dtype, rows, width, out) -> None:
     torch.manual_seed(rows)
-    weight = (torch.randn(24, 40) * 0.2).to(dtype)
-    x, other = torch.randn(rows, 40).to(dtype), torch.randn(rows, 24).to(dtype)
+    weights = [(torch.randn(out, width) * 0.2).to(dtype) for _ in range(2)]
+    x, other = torch.randn(rows, width).to(dtype), torch.randn(rows, out).to(dtype)
     kept = other.clone()
-    product = functional.linear(x.float(), weight.float())
-    wide = other.float()
-    expected = [product, functional.silu(product), product * wide, product + wide]
-    layer = kind(weight)
-    found = [layer(x), layer.silu(x), layer.times(x, other), layer.plus(x, other)]
-    limits = {"atol": TOLERANCE[dtype], "rtol": TOLERANCE[dtype]}
-    for one, wanted in zip(found, expected, strict=True):
-        assert one.dtype == dtype
-        torch.testing.assert_close(one.float(), wanted, **limits)
-    assert torch.equal(other, kept), "what is added or multiplied stays as it was"
+    one, two = (functional.linear(x.float(), weight.float()) for weight in weights)
+    layer = PackedLinear(weights[0]) if packed else PlainLinear(weights[0])
+    both = PackedGated(*weights) if packed else PlainGated(*weights)
+    expected = [one, one + other.float(), functional.silu(one) * two]
+    for found, wanted in zip([layer(x), layer.plus(x, other), both(x)], expected, strict=True):
+        assert found.dtype == dtype
+        torch.testing.assert_close(found.float(), wanted, atol=TYPES[dtype], rtol=TYPES[dtype])
+    assert torch.equal(other, kept), "what is added stays as it was"
 
 
 def test_weights_are_stacked_along_their_outputs() -> None:
@@ -39,4 +46,6 @@ def test_weights_are_stacked_along_their_outputs() -> None:
 
 def test_what_onednn_cannot_pack_runs_plainly() -> None:
     assert not can_pack(torch.float64)
-    assert isinstance(linear(torch.randn(3, 8, dtype=torch.float64)), PlainLinear)
+    weight = torch.randn(3, 8, dtype=torch.float64)
+    assert isinstance(linear(weight), PlainLinear)
+    assert isinstance(gated(weight, weight), PlainGated)
