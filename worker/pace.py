@@ -41,14 +41,16 @@ class Pace:
         self, step_ms: float, *, decode_rows: int, prefill_tokens: int, moved_blocks: int = 0
     ) -> None:
         """One step was made of this, and took so long."""
+        # Prefill by itself reads the weights once too, as one decode does.
+        alone_ms = self.decode_ms(max(1, decode_rows))
         if moved_blocks:
-            expected_ms = self.decode_ms(decode_rows) + prefill_tokens * self.token_ms
+            expected_ms = alone_ms + prefill_tokens * self.token_ms
             more_ms = max(0.0, step_ms - expected_ms) / moved_blocks
             known = self.copy_block_ms if self._copy_measured else more_ms
             self.copy_block_ms = known + (more_ms - known) * _DRIFT
             self._copy_measured = True
         elif prefill_tokens:
-            more_ms = max(0.0, step_ms - self.decode_ms(decode_rows)) / prefill_tokens
+            more_ms = max(0.0, step_ms - alone_ms) / prefill_tokens
             known = self.token_ms if self._token_measured else more_ms
             self.token_ms = known + (more_ms - known) * (_RISE if more_ms > known else _FALL)
             self._token_measured = True

@@ -81,6 +81,7 @@ def a_request(
     service_class: ServiceClass = "standard",
     deadline_ms: int = 0,
     version: str = VERSION,
+    cache_marks: Sequence_[CacheMark] = (),
     **sampling,
 ) -> Generate:
     return Generate(
@@ -93,4 +94,5 @@ def a_request(
         tenant_salt=salt,
         service_class=service_class,
         deadline_ms=deadline_ms,
+        cache_marks=tuple(cache_marks),
     )

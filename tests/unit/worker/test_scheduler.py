@@ -457,6 +457,14 @@ def test_choices_count_their_prompt_once():
         {"patience_steps": -1},
         {"expected_share": 1.5},
         {"headroom_share": 1},
+        {"marked_share": -0.1},
+        {"marked_share": 1.1},
+        {"host_blocks": -1},
+        {"itl_target_ms": -1},
+        {"itl_stretch": 0.9},
+        {"itl_stretch": -1},
+        {"copy_block_ms": 0},
+        {"token_ms": 0},
     ],
 )
 def test_bounds_that_contradict_each_other_are_refused(bad):
