@@ -80,7 +80,7 @@ REFUSED: dict[str, tuple[Grammar, str]] = {
     "no JSON": (schema("{'type': 'string'}"), "not valid JSON"),
     "lone surrogate": (schema('{"const": "\\ud800"}'), "not valid JSON"),
     "unsupported keyword": (schema({"type": "array", "uniqueItems": True}), '"uniqueItems"'),
-    "unknown type": (schema({"type": "strin"}), "strin"),
+    "unknown type": (schema({"type": "word"}), "word"),
     "unknown format": (schema({"type": "string", "format": "nope"}), "nope"),
     "counting keys": (schema({"type": "object", "minProperties": 9_999}), "'minProperties'"),
     "options of the library": (schema({"x-guidance": {"whitespace_pattern": " *"}}), "x-guidance"),

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from core.protocol import Generate
+from core.protocol import Failed, Finished, Generate
 from tests.support.engine_listener import WAIT_S, Listener
 from tests.support.engine_requests import VERSION
 from text.grammar import Grammars
@@ -13,6 +13,8 @@ from worker.engine import Engine, EngineConfig
 from worker.grammar import CompiledGrammars, GrammarMasks
 from worker.runner import load_runner
 from worker.sampler import Sampler
+
+ANSWERS_S = 280  # many answers of a real model, on a machine that does other things as well
 
 
 @contextmanager
@@ -56,8 +58,14 @@ def answered(engine: Engine, *requests: Generate) -> list[Listener]:
     """Each heard to its end, complete or failed."""
     listeners = submitted(engine, *requests)
     for listener in listeners:
+        with listener._changed:
+            assert listener._changed.wait_for(lambda heard=listener: _ended(heard), ANSWERS_S)
         listener.end()
     return listeners
+
+
+def _ended(listener: Listener) -> bool:
+    return bool(listener.events) and isinstance(listener.events[-1], Finished | Failed)
 
 
 def text_of(listener: Listener, choice: int = 0) -> str:
