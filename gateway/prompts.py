@@ -17,8 +17,10 @@ import msgspec
 from artifacts.errors import CorruptError, UnknownModelError
 from artifacts.store import ModelStore
 from core.errors import Code, refuse
-from gateway.conversation import Conversation
-from text.chat import ChatMessage, TextRefusedError
+from core.protocol import CacheMark
+from gateway.chats import beginnings, chat_of
+from gateway.conversation import CacheBreak, Conversation
+from text.chat import Chat, TextRefusedError
 from text.parts import TokenizerFilesError
 from text.rules import TextRules
 
@@ -35,6 +37,13 @@ class PromptLimits(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 2
     waiting_max: int = 256  # long texts that wait for a thread; further ones get 503
     versions_max: int = 16  # rules kept in memory
+
+
+class Prompt(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model reads, and up to where it is asked to be kept."""
+
+    ids: tuple[int, ...]
+    marks: tuple[CacheMark, ...] = ()
 
 
 class _Version(msgspec.Struct, frozen=True):
@@ -61,23 +70,29 @@ class Prompts:
         """Start loading its rules, if nobody has: a request will ask for them."""
         self._loading(version)
 
-    async def ids(self, version: str, conversation: Conversation) -> tuple[int, ...]:
+    async def prompt(self, version: str, conversation: Conversation) -> Prompt:
         """The prompt. Raises RefusedError: text the model cannot take, or far too much of it."""
         known = await self._version(version)
         if isinstance(conversation.prompt, tuple):
-            return _checked(conversation.prompt, known.rules)
-        chars = len(conversation.prompt) + sum(len(turn.content) for turn in conversation.turns)
+            return Prompt(ids=_checked(conversation.prompt, known.rules))
+        chat = chat_of(conversation)
+        chars = len(conversation.prompt) + sum(map(len, chat.texts()))
         _refuse_hopeless(chars, known)
         try:
             if chars <= self._limits.inline_chars:
-                ids = self._encode(known.rules, conversation)
+                prompt = self._encode(known.rules, conversation, chat)
             else:
-                ids = await self._encode_in_thread(known.rules, conversation)
+                prompt = await self._encode_in_thread(known.rules, conversation, chat)
         except TextRefusedError as error:
             raise refuse(Code.BAD_REQUEST, f"{error}.", param=_param(conversation)) from error
-        if not ids:
+        if not prompt.ids:
             raise refuse(Code.BAD_REQUEST, "The prompt is empty.", param=_param(conversation))
-        return tuple(ids)
+        return prompt
+
+    async def ids(self, version: str, conversation: Conversation) -> tuple[int, ...]:
+        """The prompt's alone, for counting. Raises RefusedError."""
+        plain = msgspec.structs.replace(conversation, cache_breaks=())
+        return (await self.prompt(version, plain)).ids
 
     def close(self) -> None:
         """Stop the threads, when they have finished what they are at."""
@@ -112,26 +127,30 @@ class Prompts:
     def _read_version(self, version: str) -> _Version:
         rules = TextRules.load(self._store.directory(version))
         longest = max(len(rules.token_bytes(i)) for i in range(rules.vocab_size))
+        assert rules.tool_format  # found out here, in a thread, and remembered
         return _Version(rules, longest)
 
-    async def _encode_in_thread(self, rules: TextRules, conversation: Conversation) -> list[int]:
+    async def _encode_in_thread(
+        self, rules: TextRules, conversation: Conversation, chat: Chat
+    ) -> Prompt:
         if self._waiting >= self._limits.waiting_max:
             raise refuse(Code.OVERLOADED, "Too many long prompts are waiting. Please retry.")
         self._waiting += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(
-                self._threads, self._encode, rules, conversation
+                self._threads, self._encode, rules, conversation, chat
             )
         finally:
             self._waiting -= 1
 
-    def _encode(self, rules: TextRules, conversation: Conversation) -> list[int]:
+    def _encode(self, rules: TextRules, conversation: Conversation, chat: Chat) -> Prompt:
         if conversation.kind == "text":
             assert isinstance(conversation.prompt, str)
-            return rules.plain_ids(conversation.prompt)
+            return Prompt(ids=tuple(rules.plain_ids(conversation.prompt)))
         today = dt.datetime.fromtimestamp(self._now_ms() / 1000, dt.UTC).date()
-        messages = [ChatMessage(turn.role, turn.content) for turn in conversation.turns]
-        return rules.chat_ids(messages, day=today)
+        breaks = conversation.cache_breaks
+        made = rules.prompt(chat, beginnings(chat, breaks), day=today)
+        return Prompt(ids=tuple(made.ids), marks=_marks(breaks, made.shared))
 
 
 def _tell_failure(loading: asyncio.Task[_Version]) -> None:
@@ -158,6 +177,15 @@ def _refuse_hopeless(chars: int, known: _Version) -> None:
             "characters, which cannot fit.",
             param="messages",
         )
+
+
+def _marks(breaks: tuple[CacheBreak, ...], shared: tuple[int, ...]) -> tuple[CacheMark, ...]:
+    """One for each place that has tokens before it; those of an hour come first, and stay."""
+    kept: dict[int, CacheMark] = {}
+    for place, tokens in zip(breaks, shared, strict=True):
+        if tokens:
+            kept.setdefault(tokens, CacheMark(tokens=tokens, ttl=place.ttl))
+    return tuple(kept.values())
 
 
 def _param(conversation: Conversation) -> str:

@@ -230,6 +230,7 @@ def message(job: Job, delivery: Delivery, *, number: int, placed: Placed) -> Gen
         choices=delivery.answer.to_resume(),
         sampling=job.sampling,
         tenant_salt=job.salt,
+        cache_marks=job.cache_marks,
         service_class=job.arm.service_class,
         deadline_ms=job.arm.deadline_ms,
         placement=placed.placement,

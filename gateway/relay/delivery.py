@@ -1,7 +1,8 @@
 """Token frames into channel events, and the count of them: the client's side of a generation.
 
 Ids may come before the text they belong to; their number then rides on the next event, so
-that what was delivered can be counted where it is written.
+that what was delivered can be counted where it is written. Where tools may be called, text is
+read for calls: what a parser holds back belongs to the choice, whichever attempt continues it.
 """
 
 import asyncio
@@ -9,10 +10,22 @@ import asyncio
 import msgspec
 
 from core.protocol import Tokens
-from gateway.conversation import ChoiceEnd, Delta, Opened, TokenChance
+from gateway.conversation import (
+    CallDelta,
+    CallStart,
+    ChoiceEnd,
+    Delta,
+    Finish,
+    Opened,
+    StreamEvent,
+    TokenChance,
+)
 from gateway.metrics import Metrics
 from gateway.relay.answer import AnswerSoFar
 from gateway.relay.channel import Channel
+from gateway.tools.cursor import Argued, Called, Said
+from gateway.tools.parser import CallParser
+from gateway.tools.plan import ToolPlan
 from text.rules import TextRules
 
 
@@ -29,12 +42,19 @@ class Delivery:
     """One answer on its way to its channel. `rules` are given when logprobs are wanted."""
 
     def __init__(
-        self, channel: Channel, *, choices: int, rules: TextRules | None, metrics: Metrics
+        self,
+        channel: Channel,
+        *,
+        choices: int,
+        rules: TextRules | None,
+        tools: ToolPlan | None,
+        metrics: Metrics,
     ) -> None:
         self._channel = channel
         self._rules = rules
         self._metrics = metrics
         self._clock = asyncio.get_running_loop().time
+        self._parsers = [] if tools is None else [tools.parser() for _ in range(choices)]
         self._opened = False
         self.untold_tokens = 0
         self.answer = AnswerSoFar(choices)
@@ -54,18 +74,20 @@ class Delivery:
             return False
         self.count(len(frame.ids))
         chances = self._chances(frame)
-        if frame.text or chances:
-            delta = Delta(choice=frame.choice, text=frame.text, chances=chances)
-            self._channel.push(delta, self._told())
+        if self._parsers:
+            self._parse(frame, chances)
+        elif frame.text or chances:
+            self._push(Delta(choice=frame.choice, text=frame.text, chances=chances))
         if frame.finish is not None:
-            end = ChoiceEnd(choice=frame.choice, finish=frame.finish, stop=frame.stop)
-            self._channel.push(end, self._told())
+            self._end(frame.choice, frame.finish, frame.stop)
         return True
 
     def end_open_choices(self) -> None:
         """Close what is open for want of room."""
         for index in self.answer.open():
-            self._channel.push(ChoiceEnd(choice=index, finish="length"), self._told())
+            if self._parsers:
+                self._tell(index, self._parsers[index], "", final=True)
+            self._end(index, "length", None)
 
     def count(self, tokens: int) -> None:
         """Note that the engine produced tokens, passed on or not."""
@@ -78,6 +100,30 @@ class Delivery:
         else:
             self.times.first_token_s = now_s
         self.times.last_token_s = now_s
+
+    def _end(self, choice: int, finish: Finish, stop: str | None) -> None:
+        if finish == "stop" and self._parsers and self._parsers[choice].called:
+            finish, stop = "tool_calls", None
+        self._push(ChoiceEnd(choice=choice, finish=finish, stop=stop))
+
+    def _parse(self, frame: Tokens, chances: tuple[TokenChance, ...]) -> None:
+        if chances:  # of the tokens alone: their text may be held, or be no text
+            self._push(Delta(choice=frame.choice, text="", chances=chances))
+        parser, final = self._parsers[frame.choice], frame.finish is not None
+        self._tell(frame.choice, parser, frame.text, final=final)
+
+    def _tell(self, choice: int, parser: CallParser, text: str, *, final: bool) -> None:
+        for piece in parser.feed(text, final=final):
+            match piece:
+                case Said(text=said):
+                    self._push(Delta(choice=choice, text=said))
+                case Called(index=call, name=name):
+                    self._push(CallStart(choice=choice, call=call, name=name))
+                case Argued(index=call, text=more):
+                    self._push(CallDelta(choice=choice, call=call, arguments=more))
+
+    def _push(self, event: StreamEvent) -> None:
+        self._channel.push(event, self._told())
 
     def _told(self) -> int:
         told, self.untold_tokens = self.untold_tokens, 0

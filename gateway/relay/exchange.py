@@ -19,6 +19,7 @@ from core.registry import ServedModel
 from core.tickets import Admit, Arm, CacheVersions, Headroom, Stale
 from gateway.auth import Identity
 from gateway.conversation import Broke, Conversation, Done
+from gateway.prompts import Prompt
 from gateway.relay.channel import Channel
 from gateway.relay.generation import Generation
 from gateway.relay.hold import Hold, ledger_refusal
@@ -27,6 +28,7 @@ from gateway.relay.sampling import sampling_of
 from gateway.relay.shared import Shared
 from gateway.relay.ticket import Ticket
 from gateway.routing import Size, block_tokens, charged, kv_blocks, route, size
+from gateway.tools.plan import plan
 
 _log = logging.getLogger(__name__)
 
@@ -128,10 +130,10 @@ class Exchange:
         for _ in range(STALE_TRIES):
             model = self._route()
             price = self._price(model)
-            prompt_ids = await self._shared.prompts.ids(model.version, self._call.conversation)
-            wanted = self._size(model, len(prompt_ids))
+            prompt = await self._shared.prompts.prompt(model.version, self._call.conversation)
+            wanted = self._size(model, len(prompt.ids))
             await self._check_grammar(model)
-            self._job = job = await self._make_job(model, price, prompt_ids, wanted)
+            self._job = job = await self._make_job(model, price, prompt, wanted)
             if await self._accept(job, wanted):
                 return await self._generate(job)
             await self._start_over()
@@ -179,17 +181,18 @@ class Exchange:
         return wanted
 
     async def _make_job(
-        self, model: ServedModel, price: Price, prompt_ids: tuple[int, ...], wanted: Size
+        self, model: ServedModel, price: Price, prompt: Prompt, wanted: Size
     ) -> Job:
         conversation, tenant = self._call.conversation, self._identity.tenant
         pool = self._shared.routes.replicas(model.pool)
-        hashes = prefix_hashes(prompt_ids, salt=tenant.salt, context_tokens=model.context_tokens)
+        hashes = prefix_hashes(prompt.ids, salt=tenant.salt, context_tokens=model.context_tokens)
         rules = await self._shared.prompts.rules(model.version)
         return Job(
             request_id=self.request_id,
             model=model,
             price=price,
-            prompt_ids=prompt_ids,
+            prompt_ids=prompt.ids,
+            cache_marks=prompt.marks,
             sampling=sampling_of(
                 conversation,
                 max_tokens=wanted.max_tokens,
@@ -199,6 +202,7 @@ class Exchange:
             choices=conversation.n,
             wants_chances=conversation.logprobs is not None,
             rules=rules,
+            tools=plan(conversation.toolbox, rules.tool_format),
             salt=tenant.salt,
             arm=Arm(
                 ticket=self.request_id,
@@ -209,7 +213,7 @@ class Exchange:
                 service_class=conversation.service_class,
                 deadline_ms=self._call.deadline_ms,
                 kv_blocks=kv_blocks(wanted, block_tokens(pool)),
-                prompt_tokens=len(prompt_ids),
+                prompt_tokens=len(prompt.ids),
                 prefix_hashes=hashes,
             ),
         )

@@ -51,6 +51,7 @@ class Generation:
             channel,
             choices=job.choices,
             rules=job.rules if job.wants_chances else None,
+            tools=job.tools,
             metrics=parts.metrics,
         )
         self._totals = Totals(job.request_id, prompt_tokens=len(job.prompt_ids))

@@ -4,11 +4,12 @@ import msgspec
 
 from core.errors import Code, Refusal
 from core.money import EndCause, Price
-from core.protocol import Sampling
+from core.protocol import CacheMark, Sampling
 from core.registry import ServedModel
 from core.tickets import Arm
 from gateway.metrics import Metrics
 from gateway.routes import Routes
+from gateway.tools.plan import ToolPlan
 from gateway.worker_client import WorkerClient
 from store.dispatch import Dispatch
 from text.rules import TextRules
@@ -49,10 +50,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     model: ServedModel
     price: Price
     prompt_ids: tuple[int, ...]
+    cache_marks: tuple[CacheMark, ...]
     sampling: Sampling
     choices: int
     wants_chances: bool
     rules: TextRules
+    tools: ToolPlan | None
     salt: bytes
     arm: Arm
 

@@ -165,6 +165,40 @@ def _logprobs(position: int) -> tuple[TokenLogprob, ...]:
     return (TokenLogprob(id=token_id(position), logprob=-0.5, top=top),)
 
 
+def says(*pieces: str, finish: FinishReason = "stop", dies_after: int | None = None) -> Behaviour:
+    """These texts, one with each token of each choice; or some of them, and the end of the link."""
+
+    async def behaviour(run: Run) -> None:
+        await run.start()
+        for choice in run.message.choices:
+            begun = len(choice.output_ids)
+            for position in range(begun, len(pieces)):
+                if position == dies_after:
+                    await asyncio.sleep(0.05)
+                    run.ended = True
+                    reset(run.writer)
+                    return
+                said = "".join(pieces[: position + 1])
+                text = said[choice.released_chars :] if position == begun else pieces[position]
+                last = position == len(pieces) - 1
+                run.produced += 1
+                ids = (token_id(position),)
+                end = finish if last else None
+                wants = run.message.sampling.logprobs is not None
+                await run.send(
+                    Tokens(
+                        choice=choice.index,
+                        ids=ids,
+                        text=text,
+                        logprobs=_logprobs(position) if wants else None,
+                        finish=end,
+                    )
+                )
+        await run.finish("complete")
+
+    return behaviour
+
+
 def refuses(reason: str = "full", *, fits_never: bool = False) -> Behaviour:
     async def behaviour(run: Run) -> None:
         run.ended = True
