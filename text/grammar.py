@@ -22,11 +22,12 @@ from text.grammar_source import GrammarError, source
 
 __all__ = ["Compiled", "GrammarError", "Grammars", "Vocabulary"]
 
-# A mask takes at most about 10 ms with these, compiling 0.5 s, and an automaton's states 50 MB:
+# A mask takes at most about 5 ms with these, compiling 0.5 s, and an automaton's states 50 MB:
 # a string of bounded length is good for 50,000 characters then.
 LIMITS = LLParserLimits(
     initial_lexer_fuel=400_000,
-    step_lexer_fuel=100_000,
+    step_lexer_fuel=50_000,
+    step_max_items=20_000,
     max_lexer_states=250_000,
     max_grammar_size=100_000,
     precompute_large_lexemes=False,  # it would take seconds for a few kilobytes of schema

@@ -23,8 +23,9 @@ from text.grammar import Compiled, GrammarError, Grammars, told, writable
 from worker.sampler_masks import Fill, MaskError
 from worker.step import Opening
 
-# Compiled grammars that nobody uses at the moment; one takes from 10 kB to some megabytes.
-KEPT_MAX = 64
+# Compiled grammars that nobody uses at the moment. One takes 10 kB, and 50 MB where an answer
+# went through as many states as it may: some are kept, so that all of them stay under a gigabyte.
+KEPT_MAX = 16
 BROKEN = "the output so far breaks its grammar"
 NOTHING_FITS = "no token of this model fits the grammar here"
 
