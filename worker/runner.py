@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from core.protocol import Sampling, TokenLogprob
-from kernels.cpu_attention import Span, packing_order
+from kernels.cpu_attention_plan import Span, packing_order
 from kernels.cpu_linear import has_bfloat16
 from worker.host_memory import HostMemory
 from worker.models.llama import Llama

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.cpu_attention import AttentionPlan, PagedAttention
+from kernels.cpu_attention import PagedAttention
+from kernels.cpu_attention_plan import AttentionPlan
 from kernels.cpu_linear import Gated, Linear, gated, linear
 from kernels.cpu_pointwise import rms_norm, rope_in_place, rope_rows
 from worker.weights import Weights

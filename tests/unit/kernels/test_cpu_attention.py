@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels import reference
-from kernels.cpu_attention import (
+from kernels.cpu_attention import TILE_TOKENS, PagedAttention
+from kernels.cpu_attention_plan import (
     GATHER_TOKENS,
     PAD_TOKENS,
-    TILE_TOKENS,
-    PagedAttention,
+    SHARED_TOKENS_MIN,
     Span,
     packing_order,
 )
@@ -23,8 +23,13 @@ SCALE = HEAD_DIM**-0.5
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
 
 
-def _spans(sizes: list[tuple[int, int]], block_tokens: int) -> tuple[list[Span], int]:
-    """Spans of (start, count) over shuffled blocks, and the size of the pool they need."""
+def _spans(
+    sizes: list[tuple[int, int]], block_tokens: int, sharing: int = 0
+) -> tuple[list[Span], int]:
+    """Spans of (start, count) over shuffled blocks, and the size of the pool they need.
+
+    With `sharing` every second one begins with the same so many blocks, where it is longer.
+    """
     needed = [-(-(start + count) // block_tokens) for start, count in sizes]
     free = list(range(sum(needed) + 3))
     random.Random(7).shuffle(free)
@@ -33,6 +38,11 @@ def _spans(sizes: list[tuple[int, int]], block_tokens: int) -> tuple[list[Span],
         Span(start, count, tuple(itertools.islice(ids, blocks)))
         for (start, count), blocks in zip(sizes, needed, strict=True)
     ]
+    longest = max(spans, key=lambda span: span.start)
+    for place in range(0, len(spans), 2):
+        span = spans[place]
+        own = min(sharing, span.start // block_tokens)
+        spans[place] = Span(span.start, span.count, longest.blocks[:own] + span.blocks[own:])
     return [spans[place] for place in packing_order(spans)], len(free)
 
 
@@ -59,10 +69,13 @@ def _expected(
 
 
 def _check(
-    sizes: list[tuple[int, int]], block_tokens: int, dtype: torch.dtype = torch.float32
+    sizes: list[tuple[int, int]],
+    block_tokens: int,
+    dtype: torch.dtype = torch.float32,
+    sharing: int = 0,
 ) -> None:
     torch.manual_seed(len(sizes))
-    spans, num_blocks = _spans(sizes, block_tokens)
+    spans, num_blocks = _spans(sizes, block_tokens, sharing)
     tokens = sum(span.count for span in spans)
     heads = torch.randn(tokens, HEADS + 2 * KV_HEADS, HEAD_DIM).to(dtype)
     cache = torch.randn(num_blocks, 2, KV_HEADS, block_tokens, HEAD_DIM).to(dtype)
@@ -134,6 +147,40 @@ def test_a_piece_gathers_no_more_than_its_bound_unless_one_sequence_does() -> No
         dtype=torch.float32,
     )
     assert [piece.sequences for piece in attention.plan(spans).pieces] == [1, 2, 1]
+
+
+@given(
+    sizes=st.lists(
+        st.tuples(st.integers(0, 300), st.sampled_from([1, 1, 1, 5])), min_size=2, max_size=8
+    ),
+    block_tokens=st.sampled_from([1, 4, 16, 32]),
+    sharing=st.integers(1, 200),
+)
+def test_decodes_that_share_their_first_blocks(
+    sizes: list[tuple[int, int]], block_tokens: int, sharing: int
+) -> None:
+    _check(sizes, block_tokens, sharing=sharing)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_what_is_shared_is_gathered_once(dtype: torch.dtype) -> None:
+    shared = SHARED_TOKENS_MIN // 16
+    sizes = [(SHARED_TOKENS_MIN + 5 * n, 1) for n in range(6)]
+    _check(sizes, 16, dtype, sharing=shared)
+    spans, _ = _spans(sizes, 16, shared)
+    attention = PagedAttention(
+        num_heads=HEADS,
+        num_kv_heads=KV_HEADS,
+        head_dim=HEAD_DIM,
+        block_tokens=16,
+        dtype=dtype,
+    )
+    assert [(p.sequences, p.shared) for p in attention.plan(spans).pieces] == [(4, 64), (2, 0)]
+
+
+def test_decodes_with_one_first_block_are_packed_beside_each_other() -> None:
+    spans = [Span(3, 1, (2,)), Span(20, 1, (7, 8)), Span(40, 1, (3, 4, 5)), Span(50, 1, (7, 9, 6))]
+    assert packing_order(spans) == [3, 1, 2, 0]
 
 
 def test_decodes_are_packed_first_and_longest_first() -> None:
