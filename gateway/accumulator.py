@@ -10,6 +10,7 @@ from gateway.conversation import (
     ChoiceEnd,
     Conversation,
     Delta,
+    Opened,
     TokenChance,
 )
 
@@ -31,6 +32,11 @@ class Accumulator:
     def __init__(self, conversation: Conversation) -> None:
         self._wants_chances = conversation.logprobs is not None
         self._choices = [_Gathered() for _ in range(conversation.n)]
+        self._opened = Opened(prompt_tokens=0)
+
+    def open(self, event: Opened) -> None:
+        """The answer begins."""
+        self._opened = event
 
     def delta(self, event: Delta) -> None:
         """Take more of a choice that has not ended."""
@@ -58,7 +64,7 @@ class Accumulator:
     def answer(self, usage: Usage) -> Answer:
         """The whole, once every choice has ended."""
         choices = (self._choice(index, each) for index, each in enumerate(self._choices))
-        return Answer(choices=tuple(choices), usage=usage)
+        return Answer(choices=tuple(choices), usage=usage, opened=self._opened)
 
     def _open(self, index: int) -> _Gathered:
         choice = self._choices[index]

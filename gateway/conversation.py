@@ -84,7 +84,8 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     allowed_ids: tuple[int, ...] = ()
     bad_words: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()
-    prompt_logprobs: int | None = None
+    prompt_logprobs: int | None = None  # the same for the prompt's tokens
+    echo: bool = False  # a text's answers begin with its prompt
     grammar: Grammar | None = None
     grammar_param: str = ""  # the field that asked for it
     stream: bool = False
@@ -103,11 +104,28 @@ class TokenChance(msgspec.Struct, frozen=True, kw_only=True):
     top: tuple[tuple[bytes, float], ...] = ()
 
 
+class PromptToken(msgspec.Struct, frozen=True, kw_only=True):
+    """A token of the prompt, and what was likeliest in its place.
+
+    The first has no logprob: nothing comes before it.
+    """
+
+    id: int
+    token: bytes
+    logprob: float | None = None
+    top: tuple[tuple[int, bytes, float], ...] = ()
+
+
 class Opened(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine has started. `cached_tokens` are part of `prompt_tokens`."""
+    """The engine has started. `cached_tokens` are part of `prompt_tokens`.
+
+    `prompt` is given only if logprobs of it were asked for, `echo` only if its text was.
+    """
 
     prompt_tokens: int
     cached_tokens: int = 0
+    prompt: tuple[PromptToken, ...] = ()
+    echo: str = ""
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,6 +202,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     choices: tuple[AnswerChoice, ...]
     usage: Usage
+    opened: Opened = Opened(prompt_tokens=0)
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,6 +25,7 @@ from gateway.conversation import (
     Conversation,
     Delta,
     Done,
+    Opened,
     StreamEvent,
     StreamWriter,
 )
@@ -94,6 +95,8 @@ class Telling:
             for event, count in await self._exchange.channel.take(WHOLE_WAIT_S):
                 tokens += count
                 match event:
+                    case Opened():
+                        gathered.open(event)
                     case Delta():
                         gathered.delta(event)
                     case CallStart():
@@ -109,8 +112,6 @@ class Telling:
                     case Broke(refusal=refusal):
                         await self._refuse(refusal)
                         return
-                    case _:
-                        pass
 
     async def _start_stream(self) -> None:
         headers = {**SSE_HEADERS, **self._limit_headers()}

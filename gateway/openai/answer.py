@@ -4,8 +4,8 @@ from typing import Any
 
 import msgspec
 
-from gateway.conversation import Answer, AnswerChoice, Conversation, Finish
-from gateway.openai.logprobs import CompletionLogprobs, chat_logprobs
+from gateway.conversation import Answer, AnswerChoice, Conversation, Finish, Opened
+from gateway.openai.logprobs import CompletionLogprobs, chat_logprobs, prompt_logprobs
 from gateway.openai.usage import from_usage
 from gateway.tools.ids import call_id
 
@@ -30,6 +30,7 @@ def chat_json(
             "model": conversation.model,
             "choices": [_chat_choice(choice, request_id) for choice in answer.choices],
             "usage": from_usage(answer.usage),
+            **_prompt_logprobs(answer.opened, conversation),
         }
     )
 
@@ -44,7 +45,9 @@ def completion_json(
             "object": "text_completion",
             "created": created_ms // 1000,
             "model": conversation.model,
-            "choices": [_completion_choice(choice) for choice in answer.choices],
+            "choices": [
+                _completion_choice(choice, answer.opened, conversation) for choice in answer.choices
+            ],
             "usage": from_usage(answer.usage),
         }
     )
@@ -84,11 +87,33 @@ def _chat_choice(choice: AnswerChoice, request_id: str) -> dict[str, Any]:
     }
 
 
-def _completion_choice(choice: AnswerChoice) -> dict[str, Any]:
-    chances = choice.chances
+def _completion_choice(
+    choice: AnswerChoice, opened: Opened, conversation: Conversation
+) -> dict[str, Any]:
     return {
         "index": choice.index,
-        "text": choice.text,
-        "logprobs": None if chances is None else CompletionLogprobs().write(chances),
+        "text": opened.echo + choice.text,
+        "logprobs": _completion_logprobs(choice, opened, conversation),
         "finish_reason": FINISH_REASONS[choice.finish],
+        **_prompt_logprobs(opened, conversation),
     }
+
+
+def _completion_logprobs(
+    choice: AnswerChoice, opened: Opened, conversation: Conversation
+) -> dict[str, Any] | None:
+    if choice.chances is None or conversation.logprobs is None:
+        return None
+    writer = CompletionLogprobs()
+    if not conversation.echo:
+        return writer.write(choice.chances)
+    before = writer.write_prompt(opened.prompt, conversation.logprobs)
+    after = writer.write(choice.chances)
+    return {name: before[name] + after[name] for name in before}
+
+
+def _prompt_logprobs(opened: Opened, conversation: Conversation) -> dict[str, Any]:
+    """An extension's field, where it was asked for."""
+    if conversation.prompt_logprobs is None:
+        return {}
+    return {"prompt_logprobs": prompt_logprobs(opened.prompt, conversation.prompt_logprobs)}

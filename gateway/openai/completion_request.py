@@ -21,7 +21,6 @@ def parse_completion(body: bytes) -> Conversation:
     """The request, or RefusedError naming the field at fault."""
     fields = read_object(body, index=INDEX)
     generation = read_generation(fields)
-    fields.neutral("echo", (False,))
     fields.neutral("suffix", ("",))
     best_of = fields.integer("best_of", 1)
     if best_of is not None and best_of != generation["n"]:
@@ -35,6 +34,7 @@ def parse_completion(body: bytes) -> Conversation:
         grammar_param=structure.param if structure else "",
         max_tokens=fields.integer("max_tokens", 1) or MAX_TOKENS_DEFAULT,
         logprobs=fields.integer("logprobs", 0, LOGPROBS_MAX),
+        echo=fields.boolean("echo") or False,
         **generation,
     )
     refuse_unknown(fields)

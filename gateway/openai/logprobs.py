@@ -9,7 +9,7 @@ import codecs
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.conversation import TokenChance
+from gateway.conversation import PromptToken, TokenChance
 
 LOGPROB_MIN = -9999.0  # stands for "never": JSON has no infinity
 
@@ -30,12 +30,45 @@ def chat_logprobs(chances: Sequence[TokenChance]) -> dict[str, Any]:
     }
 
 
+def prompt_logprobs(prompt: Sequence[PromptToken], count: int) -> list[dict[str, Any] | None]:
+    """`prompt_logprobs` as vLLM has it: for each token a map of ids, itself among them.
+
+    The rank of a token that is not one of the `count` likeliest is not known.
+    """
+    return [None if one.logprob is None else _by_id(one, one.logprob, count) for one in prompt]
+
+
+def _by_id(one: PromptToken, logprob: float, count: int) -> dict[str, Any]:
+    told = {
+        str(id_): {"logprob": _finite(value), "rank": rank, "decoded_token": _text(token)}
+        for rank, (id_, token, value) in enumerate(one.top[:count], 1)
+    }
+    itself = {"logprob": _finite(logprob), "rank": None, "decoded_token": _text(one.token)}
+    return {str(one.id): itself, **told}
+
+
 class CompletionLogprobs:
     """Writes `logprobs` of one legacy choice, chunk after chunk: offsets run through it."""
 
     def __init__(self) -> None:
         self._decoder = _utf8(errors="replace")
         self._chars = 0  # whole characters so far
+
+    def write_prompt(self, prompt: Sequence[PromptToken], count: int) -> dict[str, Any]:
+        """The same for a prompt that is echoed, `count` likeliest of each."""
+        chances = [
+            TokenChance(
+                token=one.token,
+                logprob=one.logprob or 0.0,
+                top=tuple((token, logprob) for _, token, logprob in one.top[:count]),
+            )
+            for one in prompt
+        ]
+        told = self.write(chances)
+        # The first stands after nothing, so nothing is known of it.
+        for name in ("token_logprobs", "top_logprobs"):
+            told[name] = [None, *told[name][1:]]
+        return told
 
     def write(self, chances: Sequence[TokenChance]) -> dict[str, Any]:
         """The four lists for the next tokens. Offsets count characters of the choice's text."""

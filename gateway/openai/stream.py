@@ -1,7 +1,7 @@
 """Event streams of both OpenAI interfaces.
 
     chat        role chunk for each choice, then (text | call | finish)*, [usage], [DONE]
-    completions (text | finish)*, [usage], [DONE]
+    completions [echo of each choice], (text | finish)*, [usage], [DONE]
     either      … error: no finish, no usage, no [DONE] after it
 
 With `include_usage` every chunk before the last carries `"usage": null`; without it, none
@@ -68,7 +68,8 @@ class _ChunkStream(StreamWriter):
         assert event.prompt_tokens >= event.cached_tokens
         self._opened = True
         self._live = set(range(self._conversation.n))
-        return b"".join(map(self._open_chunk, range(self._conversation.n)))
+        choices = range(self._conversation.n)
+        return b"".join(self._open_chunk(choice, event) for choice in choices)
 
     def delta(self, event: Delta) -> bytes:
         """One chunk; none for neither text nor logprobs."""
@@ -103,7 +104,7 @@ class _ChunkStream(StreamWriter):
         return b"%b%d%b%b" % (self._before, choice, rest, self._after)
 
     @abstractmethod
-    def _open_chunk(self, choice: int) -> bytes: ...
+    def _open_chunk(self, choice: int, event: Opened) -> bytes: ...
 
     @abstractmethod
     def _delta_chunk(self, choice: int, text: str, chances: Sequence[TokenChance]) -> bytes: ...
@@ -147,7 +148,7 @@ class OpenAIChatStream(_ChunkStream):
             choice, b',"delta":{"tool_calls":[%b]},"logprobs":null,"finish_reason":null' % call
         )
 
-    def _open_chunk(self, choice: int) -> bytes:
+    def _open_chunk(self, choice: int, event: Opened) -> bytes:  # noqa: ARG002 - a chat has no echo
         delta = b'{"role":"assistant","content":""}'
         return self._chunk(choice, b',"delta":' + delta + b',"logprobs":null,"finish_reason":null')
 
@@ -176,11 +177,22 @@ class OpenAICompletionStream(_ChunkStream):
         )
         self._logprobs = [CompletionLogprobs() for _ in range(conversation.n)]
 
-    def _open_chunk(self, choice: int) -> bytes:  # noqa: ARG002 - this interface opens with text
-        return b""
+    def _open_chunk(self, choice: int, event: Opened) -> bytes:
+        """This interface opens with text: the prompt's, if it is to be echoed."""
+        conversation = self._conversation
+        if not conversation.echo:
+            return b""
+        logprobs = b"null"
+        if conversation.logprobs is not None:
+            writer = self._logprobs[choice]
+            logprobs = json_line(writer.write_prompt(event.prompt, conversation.logprobs))
+        return self._text_chunk(choice, event.echo, logprobs)
 
     def _delta_chunk(self, choice: int, text: str, chances: Sequence[TokenChance]) -> bytes:
         logprobs = json_line(self._logprobs[choice].write(chances)) if chances else b"null"
+        return self._text_chunk(choice, text, logprobs)
+
+    def _text_chunk(self, choice: int, text: str, logprobs: bytes) -> bytes:
         return self._chunk(
             choice,
             b',"text":%b,"logprobs":%b,"finish_reason":null' % (json_line(text), logprobs),

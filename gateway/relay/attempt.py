@@ -131,14 +131,16 @@ class Attempt:
                 self._parts.dispatch.observe(pool, self._placed.replica, frame)
             case Started():
                 self._take_started(frame)
-            case Prompted():
-                pass
+            case Prompted() if not self._delivery.prompted(frame):
+                return Setback("death", "logprobs of another prompt")
             case Nack():
                 return self._refused(frame)
             case Finished():
                 return self._finished(frame)
             case Failed():
                 return self._failed(frame)
+            case _:
+                pass
         return None
 
     def _take_started(self, frame: Started) -> None:

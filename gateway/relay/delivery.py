@@ -9,7 +9,7 @@ import asyncio
 
 import msgspec
 
-from core.protocol import Tokens
+from core.protocol import Prompted, Tokens
 from gateway.conversation import (
     CallDelta,
     CallStart,
@@ -23,6 +23,7 @@ from gateway.conversation import (
 from gateway.metrics import Metrics
 from gateway.relay.answer import AnswerSoFar
 from gateway.relay.channel import Channel
+from gateway.relay.prompt import PromptSoFar
 from gateway.tools.cursor import Argued, Called, Said
 from gateway.tools.parser import CallParser
 from gateway.tools.plan import ToolPlan
@@ -49,28 +50,46 @@ class Delivery:
         rules: TextRules | None,
         tools: ToolPlan | None,
         metrics: Metrics,
+        prompt: PromptSoFar | None = None,
+        echo: str = "",
     ) -> None:
         self._channel = channel
         self._rules = rules
         self._metrics = metrics
         self._clock = asyncio.get_running_loop().time
         self._parsers = [] if tools is None else [tools.parser() for _ in range(choices)]
+        self._prompt = prompt
+        self._echo = echo
         self._opened = False
+        self._opening = Opened(prompt_tokens=0)
         self.untold_tokens = 0
         self.answer = AnswerSoFar(choices)
         self.times = Times()
 
     def open(self, *, prompt_tokens: int, cached_tokens: int) -> None:
-        """The engine has started; later attempts do not open the answer again."""
+        """The engine has started; later attempts do not open the answer again.
+
+        One that tells of its prompt opens when all of that is there.
+        """
         if not self._opened:
-            self._opened = True
-            self._channel.push(
-                Opened(prompt_tokens=prompt_tokens, cached_tokens=min(cached_tokens, prompt_tokens))
+            self._opening = Opened(
+                prompt_tokens=prompt_tokens,
+                cached_tokens=min(cached_tokens, prompt_tokens),
+                echo=self._echo,
             )
+            self._open()
+
+    def prompted(self, frame: Prompted) -> bool:
+        """Logprobs of the prompt; false for those that are not of this one."""
+        if self._prompt is None or not self._prompt.take(frame):
+            return False
+        if not self._opened:
+            self._open()
+        return True
 
     def take(self, frame: Tokens) -> bool:
         """Pass a frame on; false for one about a choice that is not open."""
-        if not self.answer.take(frame):
+        if not self._opened or not self.answer.take(frame):
             return False
         self.count(len(frame.ids))
         chances = self._chances(frame)
@@ -124,6 +143,15 @@ class Delivery:
 
     def _push(self, event: StreamEvent) -> None:
         self._channel.push(event, self._told())
+
+    def _open(self) -> None:
+        prompt = self._prompt
+        if prompt is None:
+            self._opened = True
+            self._channel.push(self._opening)
+        elif prompt.whole:
+            self._opened = True
+            self._channel.push(msgspec.structs.replace(self._opening, prompt=prompt.tokens))
 
     def _told(self) -> int:
         told, self.untold_tokens = self.untold_tokens, 0

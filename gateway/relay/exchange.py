@@ -24,6 +24,7 @@ from gateway.relay.channel import Channel
 from gateway.relay.generation import Generation
 from gateway.relay.hold import Hold, ledger_refusal
 from gateway.relay.job import FAULT, Job, Outcome
+from gateway.relay.prompt import echo_of
 from gateway.relay.sampling import sampling_of
 from gateway.relay.shared import Shared
 from gateway.relay.ticket import Ticket
@@ -201,6 +202,7 @@ class Exchange:
             ),
             choices=conversation.n,
             wants_chances=conversation.logprobs is not None,
+            echo=echo_of(conversation, rules),
             rules=rules,
             tools=plan(conversation.toolbox, rules.tool_format),
             salt=tenant.salt,

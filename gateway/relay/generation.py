@@ -23,6 +23,7 @@ from gateway.relay.channel import Channel
 from gateway.relay.delivery import Delivery
 from gateway.relay.hold import Hold
 from gateway.relay.job import DIED, Job, Outcome, Parts
+from gateway.relay.prompt import prompt_of
 from gateway.relay.setbacks import Setback, Setbacks
 from gateway.relay.ticket import Ticket, drop_refusal
 from gateway.relay.totals import Totals
@@ -53,6 +54,8 @@ class Generation:
             rules=job.rules if job.wants_chances else None,
             tools=job.tools,
             metrics=parts.metrics,
+            prompt=prompt_of(job),
+            echo=job.echo,
         )
         self._totals = Totals(job.request_id, prompt_tokens=len(job.prompt_ids))
         self.times = self._delivery.times

@@ -54,6 +54,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     sampling: Sampling
     choices: int
     wants_chances: bool
+    echo: str  # that each answer begins with
     rules: TextRules
     tools: ToolPlan | None
     salt: bytes

@@ -46,9 +46,15 @@ def sampling_of(
         stop_ids=conversation.stop_ids,
         ignore_eos=conversation.ignore_eos,
         logprobs=conversation.logprobs,
-        prompt_logprobs=conversation.prompt_logprobs,
+        prompt_logprobs=_prompt_logprobs(conversation),
         grammar=conversation.grammar,
     )
+
+
+def _prompt_logprobs(conversation: Conversation) -> int | None:
+    """As many as anyone asked for: the field of that name, or the echo of a prompt."""
+    asked = [conversation.prompt_logprobs, conversation.logprobs if conversation.echo else None]
+    return max((count for count in asked if count is not None), default=None)
 
 
 def _in_vocabulary(param: str, ids: Iterable[int], rules: TextRules) -> None:

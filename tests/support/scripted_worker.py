@@ -20,6 +20,7 @@ from core.protocol import (
     Generate,
     Load,
     Nack,
+    Prompted,
     Started,
     Timings,
     TokenLogprob,
@@ -43,6 +44,11 @@ def token_text(choice: int, position: int) -> str:
 
 def whole_text(tokens: int, choice: int = 0) -> str:
     return "".join(token_text(choice, position) for position in range(tokens))
+
+
+def prompt_logprob(id_: int, count: int) -> TokenLogprob:
+    top = tuple((id_ + at, -1.0 - at) for at in range(count))
+    return TokenLogprob(id=id_, logprob=-1.0, top=top)
 
 
 @dataclass
@@ -81,6 +87,16 @@ class Run:
             )
         )
 
+    async def tell_prompt(self, upto: int | None = None) -> None:
+        """Logprobs of the prompt in two frames, or of its first tokens; not to who resumes."""
+        count = self.message.sampling.prompt_logprobs
+        if count is None or any(choice.output_ids for choice in self.message.choices):
+            return
+        told = [prompt_logprob(id_, count) for id_ in self.message.prompt_ids[1:upto]]
+        await self.send(
+            Prompted(start=1, logprobs=tuple(told[:2])), Prompted(start=3, logprobs=tuple(told[2:]))
+        )
+
     async def finish(self, cause: str) -> None:
         self.ended = True
         await self.send(
@@ -113,6 +129,7 @@ def answers(tokens: int, *, gap_s: float = 0.0, delay_s: float = 0.0, cached: in
             await run.finish("aborted")
             return
         await run.start()
+        await run.tell_prompt()
         if await produce(run, tokens, gap_s):
             await run.finish("complete")
         else:

@@ -81,7 +81,7 @@ def test_parameters_reach_the_conversation() -> None:
         ({"prompt": [0] * (PROMPT_IDS_MAX + 1)}, Code.BAD_REQUEST, "prompt"),
         ({"prompt": ["a", "b"]}, Code.UNSUPPORTED, "prompt"),
         ({"prompt": [[1], [2]]}, Code.UNSUPPORTED, "prompt"),
-        ({"echo": True}, Code.UNSUPPORTED, "echo"),
+        ({"echo": 1}, Code.BAD_REQUEST, "echo"),
         ({"suffix": "end"}, Code.UNSUPPORTED, "suffix"),
         ({"best_of": 2}, Code.UNSUPPORTED, "best_of"),
         ({"best_of": 0}, Code.BAD_REQUEST, "best_of"),
