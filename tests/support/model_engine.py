@@ -14,7 +14,7 @@ from worker.grammar import CompiledGrammars, GrammarMasks
 from worker.runner import load_runner
 from worker.sampler import Sampler
 
-ANSWERS_S = 280  # many answers of a real model, on a machine that does other things as well
+ANSWERS_S = 1_200  # many answers of a real model, on a machine that does other things as well
 
 
 @contextmanager
