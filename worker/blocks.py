@@ -167,6 +167,11 @@ class BlockPool:
             parent = self._published.find_or_add(chain, index, parent)
             self._published.put(table[index], parent)
 
+    def withdraw(self, blocks: Iterable[int]) -> None:
+        """Let nobody find these any more: they may hold no numbers. Their holders keep them."""
+        for block in blocks:
+            self._published.take_out(block)
+
     def mark(self, block: int, ttl_ms: int) -> None:
         """Keep what this held block has published for so long after each use, or longer."""
         content = self.device.contents[block]

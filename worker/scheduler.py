@@ -128,7 +128,8 @@ class Scheduler:
         """Take over what the step computed: KV is valid, tokens are appended, choices fork.
 
         Returns the sequences that got a token, or the fault in its place, in row order; the
-        caller ends those with a fault. Sequences that ended since `schedule` are passed over.
+        caller ends those with a fault, and where that is ours nobody finds their KV any more.
+        Sequences that ended since `schedule` are passed over.
         """
         sampled = iter(result.sampled)
         drawn: list[tuple[Sequence, Sampled]] = []
@@ -143,6 +144,8 @@ class Scheduler:
             if token is not None:
                 if not token.fault:
                     sequence.tokens.append(token.token_id)
+                elif not token.unanswerable:
+                    self.pool.withdraw(sequence.blocks)
                 drawn.append((sequence, token))
         return drawn
 
