@@ -135,11 +135,11 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timings(msgspec.Struct, frozen=True, kw_only=True):
-    """Milliseconds, on the worker's monotonic clock."""
+    """Milliseconds, on the worker's monotonic clock; their sum is the attempt's life there."""
 
-    queue_ms: float = 0.0  # arrival to first scheduled step
-    prefill_ms: float = 0.0  # first scheduled step to first token
-    decode_ms: float = 0.0  # first token to last token
+    queue_ms: float = 0.0  # before its first step, and while all of it is preempted
+    prefill_ms: float = 0.0  # otherwise, until its first token
+    decode_ms: float = 0.0  # and from then on
 
 
 class Nack(msgspec.Struct, frozen=True, kw_only=True, tag="nack"):

@@ -17,15 +17,15 @@ from core.protocol import (
     Generate,
     Prompted,
     Started,
-    Timings,
     TokenLogprob,
     Tokens,
     Usage,
 )
 from worker.detokenize import Detokenizer, TokenText
 from worker.faults import BadRequestError, fault
+from worker.phases import Phases
 from worker.prefix import chain_root
-from worker.sequence import TTL_MS, Sequence
+from worker.sequence import TTL_MS, Sequence, State
 from worker.step import Sampled
 
 # Logprobs of the prompt in one frame: with 64 alternatives each, they take a megabyte.
@@ -150,10 +150,7 @@ class Generation:
         self.started = False
         self._answers = {answer.sequence.number: answer for answer in answers}
         self._output_tokens = 0
-        self._arrived_ms = arrived_ms
-        self._started_ms: float | None = None
-        self._first_token_ms: float | None = None
-        self._last_token_ms = 0.0
+        self._phases = Phases(arrived_ms)
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -168,7 +165,7 @@ class Generation:
     def start(self, boot_id: str, now_ms: float) -> list[Started | Tokens]:
         """Its first step is due: `Started`, and the choices that came finished."""
         self.started = True
-        self._started_ms = now_ms
+        self._phases.runs(now_ms, any_choice=True)
         closed = [answer for answer in self._answers.values() if answer.finish]
         usage = self.usage
         started = Started(
@@ -183,17 +180,22 @@ class Generation:
             for at in range(0, len(logprobs), PROMPTED_MAX)
         ]
 
+    def scheduled(self, now_ms: float) -> None:
+        """A step was decided, perhaps without it: it may be preempted, or run again."""
+        runs = any(sequence.state is State.RUNNING for sequence in self.sequences)
+        self._phases.runs(now_ms, any_choice=runs)
+
     def accept(self, sequence: Sequence, sampled: Sampled, now_ms: float) -> Tokens:
         """A step produced a token of this sequence."""
         self._output_tokens += 1
-        self._last_token_ms = now_ms
-        if self._first_token_ms is None:
-            self._first_token_ms = now_ms
+        self._phases.token(now_ms)
         return self._answers[sequence.number].accept(sampled)
 
     def finished(self, cause: FinishCause, now_ms: float) -> Finished:
         """The engine's last word, in absolute totals."""
-        return Finished(cause=cause, usage=self.usage, timings=self._timings(now_ms), journal_seq=0)
+        return Finished(
+            cause=cause, usage=self.usage, timings=self._phases.timings(now_ms), journal_seq=0
+        )
 
     def failed(self, code: str, message: str) -> Failed:
         """The last word on a fault that is ours: another replica may do better."""
@@ -232,17 +234,6 @@ class Generation:
         # Only the first of a request's sequences is admitted by itself; the others share.
         sequences = (answer.sequence for answer in self._answers.values())
         return next((each for each in sequences if each.cached_tokens is not None), None)
-
-    def _timings(self, now_ms: float) -> Timings:
-        started = now_ms if self._started_ms is None else self._started_ms
-        if self._first_token_ms is None:
-            prefill_ms, decode_ms = now_ms - started, 0.0
-        else:
-            prefill_ms = self._first_token_ms - started
-            decode_ms = self._last_token_ms - self._first_token_ms
-        return Timings(
-            queue_ms=started - self._arrived_ms, prefill_ms=prefill_ms, decode_ms=decode_ms
-        )
 
 
 def open_generation(

@@ -113,7 +113,10 @@ class Stepper:
                 self._finish(live, "complete")
         for name in self.scheduler.expired(wall_ms):
             self._finish(self._live[name], "expired")
+        waited = bool(self.scheduler.waiting)
         plan = self.scheduler.schedule(wall_ms)
+        if waited or self.scheduler.waiting:
+            self._time_phases()
         if plan is not None:
             for name in self.scheduler.requests_in(plan):
                 if not self._live[name].generation.started:
@@ -208,6 +211,13 @@ class Stepper:
         wanted = [len(row.targets) for row in plan.rows if row.targets]
         if [len(told) for told in result.targets] != wanted:
             raise RunnerError("not the logprobs that were asked for")
+
+    def _time_phases(self) -> None:
+        # Only where a sequence waits, or did: otherwise nobody was preempted or admitted.
+        now_ms = monotonic_ms()
+        for live in self._live.values():
+            if live.generation.started:
+                live.generation.scheduled(now_ms)
 
     def _announce(self, live: Live) -> None:
         self._send(live, live.generation.start(self._config.boot_id, monotonic_ms()))

@@ -105,14 +105,31 @@ def test_choices_end_each_for_itself_and_the_request_with_the_last():
     assert generation.finished("complete", 300.0).usage.output_tokens == 3
 
 
-def test_timings_run_from_arrival_to_the_last_token():
+def test_timings_run_from_arrival_to_the_end():
     generation = opened(a_request())
     generation.start("boot", 110.0)
     push(generation, 5, now_ms=150.0)
     push(generation, 5, now_ms=180.0)
     finished = generation.finished("aborted", 999.0)
-    assert finished.timings == Timings(queue_ms=10.0, prefill_ms=40.0, decode_ms=30.0)
+    assert finished.timings == Timings(queue_ms=10.0, prefill_ms=40.0, decode_ms=849.0)
     assert finished.journal_seq == 0
+
+
+def test_time_while_every_choice_is_preempted_is_spent_in_the_queue():
+    generation = opened(a_request(choices=(Choice(index=0), Choice(index=1))))
+    generation.start("boot", 110.0)
+    first, second = generation.sequences
+    first.state = second.state = State.RUNNING
+    push(generation, 5, now_ms=150.0)
+    first.state = State.WAITING
+    generation.scheduled(160.0)
+    second.state = State.WAITING
+    generation.scheduled(200.0)
+    generation.scheduled(220.0)
+    second.state = State.RUNNING
+    generation.scheduled(300.0)
+    timings = generation.finished("complete", 350.0).timings
+    assert timings == Timings(queue_ms=110.0, prefill_ms=40.0, decode_ms=100.0)
 
 
 def test_an_attempt_that_never_started_used_nothing():
