@@ -167,8 +167,10 @@ class Engine:
         """What takes long about accepting it. In any thread but the engine's; never raises."""
         # Whatever is wrong, `submit` meets it again, and tells.
         with contextlib.suppress(Exception):
-            if request.version == self.config.version:
-                self._compiled(request)
+            compiled = self._compiled(request) if request.version == self.config.version else None
+            if compiled is not None:
+                for choice in request.choices:
+                    compiled.follows(choice.output_ids)  # so that it is quick the second time
 
     def submit(self, request: Generate, emit: Emit) -> Nack | None:
         """Accept a request, or say why not. Its events come on the engine's thread.
