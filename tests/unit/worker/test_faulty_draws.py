@@ -38,7 +38,7 @@ def test_a_fault_adds_no_token_and_its_neighbour_goes_on() -> None:
 
 
 @pytest.mark.parametrize("unanswerable", [False, True])
-def test_nobody_takes_over_the_blocks_of_a_draw_that_was_no_number(unanswerable: bool) -> None:
+def test_nobody_takes_over_the_blocks_of_a_draw_that_was_no_number(unanswerable):
     config = SchedulerConfig(kv_blocks=16, context_tokens=100, block_tokens=4, max_sequences=4)
     scheduler, runner = Scheduler(config), FakeRunner(16, 4)
     prompt = range(1, 10)
