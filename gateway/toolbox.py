@@ -23,11 +23,15 @@ JSONObject = dict[str, Any]
 
 
 class Tool(msgspec.Struct, frozen=True, kw_only=True):
-    """One function. `parameters` is a JSON schema of an object, as its caller wrote it."""
+    """One function. `parameters` is a JSON schema of an object, as its caller wrote it.
+
+    `strict` promises that arguments fit it, whether or not a call is forced.
+    """
 
     name: str
     description: str = ""
     parameters: JSONObject = msgspec.field(default_factory=dict)
+    strict: bool = False
 
 
 class Toolbox(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +45,6 @@ class Toolbox(msgspec.Struct, frozen=True, kw_only=True):
     mode: Literal["auto", "required", "none"] = "auto"
     callable: tuple[Tool, ...]
     parallel: bool = True  # more than one call in an answer
-    strict: bool = False  # some tool's arguments are promised to fit its schema
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):

@@ -32,16 +32,14 @@ def read_toolbox(fields: Fields, breaks: CacheBreaks) -> Toolbox | None:
             raise no_tools("tool_choice")
         return None
     tools: list[Tool] = []
-    strict = False
     for tool in fields.objects("tools", count_max=TOOLS_MAX):
-        strict = (tool.boolean("strict") or False) or strict
         tools.append(_tool(tool))
         ttl = breaks.read(tool)
         refuse_unknown(tool)
         if ttl is not None:
             breaks.add(tool, CacheBreak(ttl=ttl, tools=len(tools)))
     offered = distinct(tools, "tools")
-    toolbox = Toolbox(tools=offered, callable=offered, strict=strict)
+    toolbox = Toolbox(tools=offered, callable=offered)
     choice = fields.nested("tool_choice")
     return toolbox if choice is None else _with_choice(toolbox, choice)
 
@@ -62,6 +60,7 @@ def _tool(tool: Fields) -> Tool:
         name=name,
         description=tool.text("description") or "",
         parameters=checked_schema(tool.at("input_schema"), schema, typed=True),
+        strict=tool.boolean("strict") or False,
     )
 
 

@@ -33,16 +33,9 @@ def read_toolbox(fields: Fields) -> Toolbox | None:
         if not fields.says_nothing("tool_choice", ("none", "auto")):
             raise no_tools("tool_choice")
         return None
-    strict = False
-    tools = []
-    for tool in fields.objects("tools", count_max=TOOLS_MAX):
-        read, promised = _tool(tool)
-        tools.append(read)
-        strict = strict or promised
+    tools = [_tool(tool) for tool in fields.objects("tools", count_max=TOOLS_MAX)]
     offered = distinct(tools, "tools")
-    toolbox = Toolbox(
-        tools=offered, callable=offered, parallel=parallel is not False, strict=strict
-    )
+    toolbox = Toolbox(tools=offered, callable=offered, parallel=parallel is not False)
     return _with_choice(toolbox, fields.take("tool_choice"))
 
 
@@ -53,8 +46,7 @@ def read_calls(message: Fields) -> tuple[ToolCall, ...]:
     return tuple(map(_call, message.objects("tool_calls", count_max=CALLS_MAX)))
 
 
-def _tool(tool: Fields) -> tuple[Tool, bool]:
-    """And whether its arguments are promised to fit."""
+def _tool(tool: Fields) -> Tool:
     function = _function(tool)
     name = _name(function)
     parameters = function.take("parameters")
@@ -63,11 +55,11 @@ def _tool(tool: Fields) -> tuple[Tool, bool]:
         name=name,
         description=function.text("description") or "",
         parameters={} if parameters is None else checked_schema(path, parameters, typed=False),
+        strict=function.boolean("strict") or False,
     )
-    strict = function.boolean("strict") or False
     refuse_unknown(function)
     refuse_unknown(tool)
-    return read, strict
+    return read
 
 
 def _function(tool: Fields) -> Fields:

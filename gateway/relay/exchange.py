@@ -30,6 +30,8 @@ from gateway.relay.shared import Shared
 from gateway.relay.ticket import Ticket
 from gateway.routing import Size, block_tokens, charged, kv_blocks, route, size
 from gateway.tools.plan import plan
+from gateway.tools.strict import held
+from text.rules import TextRules
 
 _log = logging.getLogger(__name__)
 
@@ -131,10 +133,19 @@ class Exchange:
         for _ in range(STALE_TRIES):
             model = self._route()
             price = self._price(model)
-            prompt = await self._shared.prompts.prompt(model.version, self._call.conversation)
+            rules = await self._shared.prompts.rules(model.version)
+            conversation = held(self._call.conversation, rules.tool_format)
+            prompt = await self._shared.prompts.prompt(model.version, conversation)
             wanted = self._size(model, len(prompt.ids))
-            await self._check_grammar(model)
-            self._job = job = await self._make_job(model, price, prompt, wanted)
+            await self._check_grammar(model, conversation)
+            self._job = job = self._make_job(
+                model,
+                price=price,
+                prompt=prompt,
+                wanted=wanted,
+                conversation=conversation,
+                rules=rules,
+            )
             if await self._accept(job, wanted):
                 return await self._generate(job)
             await self._start_over()
@@ -160,8 +171,7 @@ class Exchange:
             raise RefusedError(price)
         return price
 
-    async def _check_grammar(self, model: ServedModel) -> None:
-        conversation = self._call.conversation
+    async def _check_grammar(self, model: ServedModel, conversation: Conversation) -> None:
         if conversation.grammar is not None:
             await self._shared.grammars.check(
                 model.version, conversation.grammar, conversation.grammar_param
@@ -181,13 +191,19 @@ class Exchange:
             raise RefusedError(wanted)
         return wanted
 
-    async def _make_job(
-        self, model: ServedModel, price: Price, prompt: Prompt, wanted: Size
+    def _make_job(
+        self,
+        model: ServedModel,
+        *,
+        price: Price,
+        prompt: Prompt,
+        wanted: Size,
+        conversation: Conversation,
+        rules: TextRules,
     ) -> Job:
-        conversation, tenant = self._call.conversation, self._identity.tenant
+        tenant = self._identity.tenant
         pool = self._shared.routes.replicas(model.pool)
         hashes = prefix_hashes(prompt.ids, salt=tenant.salt, context_tokens=model.context_tokens)
-        rules = await self._shared.prompts.rules(model.version)
         return Job(
             request_id=self.request_id,
             model=model,

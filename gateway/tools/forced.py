@@ -15,7 +15,7 @@ import msgspec
 from core.protocol import Grammar
 from gateway.toolbox import JSONObject, Tool, Toolbox
 
-FORCED_CALLS_MAX = 16  # of one answer: a small model may find no end of its own
+FORCED_CALLS_MAX = 16  # of one array: a small model may find no end of its own
 
 _SCHEMAS_BY_NAME = frozenset(
     {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
@@ -38,13 +38,46 @@ def forced_grammar(toolbox: Toolbox | None) -> Grammar | None:
         return None
     form = forced_form(toolbox)
     if form == "bare":
-        return _grammar(_arguments(toolbox.callable[0]))
+        schema = arguments_schema(toolbox.callable[0])
+    else:
+        schema = calls_schema(toolbox, several=form == "list")
+    return Grammar(kind="json_schema", text=as_text(schema))
+
+
+def calls_schema(toolbox: Toolbox, *, several: bool, strict_only: bool = False) -> JSONObject:
+    """Of a call as an object, or of an array of some.
+
+    Where `strict_only`, other tools' arguments may be any object.
+    """
     one_of_them: JSONObject = {"anyOf": [_call(i, tool) for i, tool in enumerate(toolbox.callable)]}
-    calls = one_of_them
-    if form == "list":
-        calls = {"type": "array", "items": one_of_them, "minItems": 1, "maxItems": FORCED_CALLS_MAX}
-    moved = {str(i): _moved(_arguments(t), f"#/$defs/{i}") for i, t in enumerate(toolbox.callable)}
-    return _grammar({**calls, "$defs": moved})
+    schema = one_of_them
+    if several:
+        schema = {
+            "type": "array",
+            "items": one_of_them,
+            "minItems": 1,
+            "maxItems": FORCED_CALLS_MAX,
+        }
+    moved = {
+        str(i): {"type": "object"}
+        if strict_only and not tool.strict
+        else _moved(arguments_schema(tool), f"#/$defs/{i}")
+        for i, tool in enumerate(toolbox.callable)
+    }
+    return {**schema, "$defs": moved}
+
+
+def arguments_schema(tool: Tool) -> JSONObject:
+    """The schema, which says that it is an object, and takes nothing that it does not name."""
+    schema = {"type": "object", **tool.parameters}
+    if not _ALLOWING & schema.keys():
+        schema.setdefault("additionalProperties", False)
+    return schema
+
+
+def as_text(schema: JSONObject) -> str:
+    """For a grammar."""
+    return msgspec.json.encode(schema).decode()
 
 
 def _call(number: int, tool: Tool) -> JSONObject:
@@ -57,14 +90,6 @@ def _call(number: int, tool: Tool) -> JSONObject:
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }
-
-
-def _arguments(tool: Tool) -> JSONObject:
-    """The schema, which says that it is an object, and takes nothing that it does not name."""
-    schema = {"type": "object", **tool.parameters}
-    if not _ALLOWING & schema.keys():
-        schema.setdefault("additionalProperties", False)
-    return schema
 
 
 def _moved(schema: Any, root: str) -> Any:
@@ -82,7 +107,3 @@ def _moved(schema: Any, root: str) -> Any:
         else:
             moved[key] = value if key in _DATA else _moved(value, root)
     return moved
-
-
-def _grammar(schema: JSONObject) -> Grammar:
-    return Grammar(kind="json_schema", text=msgspec.json.encode(schema).decode())

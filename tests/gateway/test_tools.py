@@ -250,6 +250,37 @@ async def test_a_schema_that_cannot_be_forced_names_the_tools(world: World, call
     assert world.worker.requests == []
 
 
+async def test_a_strict_tool_is_held_to_its_schema_when_the_model_decides(
+    world: World, caller: Caller
+) -> None:
+    model = await serve(world, "mistral")
+    strict: Any = {"type": "function", "function": {**TOOL["function"], "strict": True}}
+    world.worker.default = says("[TOOL_CALLS] [", '{"name": "weather", "arguments": {"at": ""}}]')
+    async with (
+        openai_client(world, caller) as client,
+        client.chat.completions.stream(model=model, messages=ASK, tools=[strict]) as stream,
+    ):
+        answer: Any = await stream.get_final_completion()
+    assert answer.choices[0].message.tool_calls[0].function.parsed_arguments == {"at": ""}
+    grammar = world.worker.requests[-1].sampling.grammar
+    assert grammar is not None
+    assert grammar.kind == "lark"
+
+
+async def test_a_strict_tool_that_cannot_be_held_to_is_refused(
+    world: World, caller: Caller
+) -> None:
+    model = await serve(world, "deepseek")
+    strict: Any = {"type": "function", "function": {**TOOL["function"], "strict": True}}
+    answer = await post(world, caller, CHAT, model=model, tools=[strict])
+    assert answer.status_code == 400
+    assert error_of(answer)["param"] == "tools"
+    forced = await post(
+        world, caller, CHAT, model=model, tools=[strict], tool_choice="required", max_tokens=5
+    )
+    assert forced.status_code == 200
+
+
 # Cache marks and counts.
 
 

@@ -46,7 +46,7 @@ def toolbox(**changes: object) -> Toolbox:
 def test_a_tool_is_read_as_its_caller_wrote_it() -> None:
     for more in ({}, {"type": "custom", "eager_input_streaming": True, "strict": False}):
         assert toolbox(tools=[WEATHER | more]) == Toolbox(tools=(ONE,), callable=(ONE,))
-    assert toolbox(tools=[WEATHER | {"strict": True}]).strict
+    assert toolbox(tools=[WEATHER | {"strict": True}]).tools[0].strict
 
 
 @pytest.mark.parametrize(

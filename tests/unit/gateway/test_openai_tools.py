@@ -57,7 +57,8 @@ def test_a_tool_needs_no_more_than_a_name() -> None:
 
 
 def test_a_strict_tool_is_noted() -> None:
-    assert toolbox(tools=[tool(strict=True), tool(name="g")]).strict
+    found = toolbox(tools=[tool(strict=True), tool(name="g")])
+    assert [each.strict for each in found.tools] == [True, False]
 
 
 @pytest.mark.parametrize("choice", [None, "auto"])
