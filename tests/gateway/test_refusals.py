@@ -285,8 +285,12 @@ async def test_a_deadline_that_passes_before_the_engine_starts(
 
 async def test_health_and_metrics(world: World, caller: Caller, client: httpx.AsyncClient) -> None:
     assert (await client.get("/health/live")).json() == {"status": "live"}
-    ready = await client.get("/health/ready")
-    assert (ready.status_code, ready.json()) == (200, {"ready": True, "reasons": {}})
+
+    async def ready() -> bool:
+        answer = await client.get("/health/ready")
+        return (answer.status_code, answer.json()) == (200, {"ready": True, "reasons": {}})
+
+    await until_answered(ready)  # a stalled machine's routes were not read lately either
     await post(world, caller)
     metrics = (await client.get("/metrics")).text
     assert 'headworks_gateway_requests_total{cause="complete"' in metrics
