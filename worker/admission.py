@@ -46,7 +46,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("expected_share, headroom_share and marked_share are shares of one")
         if self.host_blocks < 0 or self.itl_target_ms < 0:
             raise ValueError("host_blocks and itl_target_ms must not be negative")
-        if self.itl_stretch and self.itl_stretch < 1:
+        if self.itl_stretch and not self.itl_stretch >= 1:
             raise ValueError("itl_stretch is 0 or at least 1")
         if not (self.copy_block_ms > 0 and self.token_ms > 0):
             raise ValueError("copy_block_ms and token_ms must be above 0")

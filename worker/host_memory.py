@@ -26,7 +26,7 @@ class HostMemory:
         """Do what the plan says of blocks: every source is read before anything is written."""
         if not (plan.copies or plan.moves_out or plan.moves_in):
             return
-        host = self._like(cache)
+        host = self.reserve(cache)
         copy_from, copy_to = _columns(plan.copies)
         out_from, out_to = _columns(plan.moves_out)
         in_from, in_to = _columns(plan.moves_in)
@@ -37,11 +37,11 @@ class HostMemory:
         cache[:, in_to] = moved_in
         host[out_to] = moved_out
 
-    def _like(self, cache: Tensor) -> Tensor:
-        """The blocks, allocated when a step first moves any."""
+    def reserve(self, cache: Tensor) -> Tensor:
+        """Take the memory, as much as blocks of this cache need, unless it has it. The blocks."""
         shape = (self.num_blocks, cache.shape[0], *cache.shape[2:])
         if self._blocks.shape != shape or self._blocks.dtype != cache.dtype:
-            self._blocks = torch.empty(shape, dtype=cache.dtype, pin_memory=cache.is_cuda)
+            self._blocks = torch.zeros(shape, dtype=cache.dtype, pin_memory=cache.is_cuda)
         return self._blocks
 
 

@@ -79,6 +79,7 @@ class ModelRunner:
         # because padding needs numbers: a share of zero of what is not finite is not zero.
         shape = (config.num_layers, kv_blocks, 2, config.num_kv_heads, self.block_tokens)
         self._cache = torch.zeros(*shape, config.head_dim, dtype=self.dtype)
+        self._host.reserve(self._cache)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:

@@ -33,6 +33,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     block_tokens: int = 16
     max_batched_tokens: int = 512
     max_sequences: int = 64
+    itl_target_ms: int = 0  # that a step with prefill beside decodes may take; 0: by itl_stretch
+    itl_stretch: float = 1.6  # and so many times a step of those decodes alone; 0 is no limit
     # Bounds.
     step_timeout_s: int = 60  # or ten times the slowest step of its size, if that is longer
     drain_timeout_s: int = 10
@@ -45,7 +47,9 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         return self.worker_url or f"http://{self.worker_host}:{self.worker_port}"
 
 
-MAY_BE_ZERO = frozenset({"worker_port", "threads", "kv_blocks", "kv_memory_mb", "host_memory_mb"})
+MAY_BE_ZERO = frozenset({
+    "worker_port", "threads", "kv_blocks", "kv_memory_mb", "host_memory_mb", "itl_target_ms",
+})  # fmt: skip
 
 # It is a field of an internal token, which dots separate, and a key of the control plane's.
 _REPLICA_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
@@ -66,4 +70,6 @@ def checked(settings: WorkerSettings) -> WorkerSettings:
             raise SettingsError(f"{env_name(field.name)} must be at least {least}")
     if not 0 < settings.kv_memory_share <= 1:
         raise SettingsError(f"{env_name('kv_memory_share')} must be over 0, and at most 1")
+    if settings.itl_stretch and not settings.itl_stretch >= 1:
+        raise SettingsError(f"{env_name('itl_stretch')} must be 0 or at least 1")
     return settings

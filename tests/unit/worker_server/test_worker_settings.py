@@ -69,3 +69,14 @@ def test_a_bad_setting_ends_the_process_with_its_name(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["worker"])
     assert main() == 2
     assert "HEADWORKS_REPLICA_ID" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stretch", [-1.0, 0.5, 0.999, float("nan")])
+def test_a_stretch_below_one_is_refused(stretch):
+    with pytest.raises(SettingsError, match="HEADWORKS_ITL_STRETCH"):
+        checked(having(itl_stretch=stretch))
+
+
+@pytest.mark.parametrize("stretch", [0.0, 1.0, 9.0])
+def test_no_stretch_and_one_of_at_least_one_are_fine(stretch):
+    assert checked(having(itl_stretch=stretch)).itl_stretch == stretch
