@@ -15,7 +15,9 @@ from gateway.fields import bad, wrong_kind
 
 TOOLS_MAX = 128
 CALLS_MAX = 128  # of one turn
-SCHEMA_DEPTH_MAX = 32  # objects and arrays within one another, in a schema or in arguments
+# Of a schema or of arguments: objects and arrays within one another, and values altogether.
+SCHEMA_DEPTH_MAX = 32
+SCHEMA_VALUES_MAX = 20_000
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 CALL_ID = re.compile(r"[a-zA-Z0-9_.:-]{1,256}")
 
@@ -104,12 +106,17 @@ def checked_schema(path: str, value: object, *, typed: bool) -> JSONObject:
 
 
 def checked_object(path: str, value: object) -> JSONObject:
-    """A JSON object that is not too deep. Raises RefusedError."""
+    """A JSON object that is neither too deep nor too large. Raises RefusedError."""
     if type(value) is not dict:
         raise wrong_kind(path, "an object", value)
     level: list[object] = [value]
+    values = 0
     for _ in range(SCHEMA_DEPTH_MAX):
-        level = [inner for each in level for inner in _inside(each)]
+        inside = [inner for each in level for inner in _inside(each)]
+        values += len(inside)
+        if values > SCHEMA_VALUES_MAX:
+            raise bad(path, f"has over {SCHEMA_VALUES_MAX} values")
+        level = [each for each in inside if isinstance(each, dict | list)]
         if not level:
             return value
     raise bad(path, f"is nested more than {SCHEMA_DEPTH_MAX} deep")
@@ -138,7 +145,7 @@ def no_tools(path: str) -> RefusedError:
     return bad(path, "is only allowed when 'tools' are given")
 
 
-def _inside(value: object) -> list[object]:
+def _inside(value: object) -> Iterable[object]:
     inner = value.values() if isinstance(value, dict) else value
     assert isinstance(inner, Iterable)
-    return [each for each in inner if isinstance(each, dict | list)]
+    return inner

@@ -151,8 +151,8 @@ class Cursor:
 
     def call(self, name: str) -> None:
         """What is kept is the head of a call."""
-        self._tell(Called(self._calls, name))
         self._calls += 1
+        self._tell(Called(self._calls - 1, name))
         self._start = self._at
         self._after_call = True
 
@@ -228,11 +228,11 @@ class Cursor:
             self._say(len(self._text))
 
     def _tell(self, piece: Piece) -> None:
-        if self.whole < self._calls_max:
+        if self.whole < self._calls_max and self._calls <= self._calls_max:
             self._pieces.append(piece)
 
     def _end_call(self) -> None:
-        self.whole = min(self.whole + 1, self._calls_max)
+        self.whole += self._calls <= self._calls_max
 
     def _forget(self) -> None:
         """Drop what was told. Only where no form remembers a place."""

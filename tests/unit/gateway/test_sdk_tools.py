@@ -10,8 +10,10 @@ from core.protocol import Usage
 from gateway import anthropic as anthropic_dialect
 from gateway import openai as openai_dialect
 from gateway.anthropic import AnthropicStream
-from gateway.conversation import CallDelta, CallStart, ChoiceEnd, Delta
+from gateway.conversation import CallDelta, CallStart, ChoiceEnd, Delta, Finish
 from gateway.openai import OpenAIChatStream, OpenAICompletionStream
+from gateway.tools.cursor import Argued, Called, Said
+from gateway.tools.parser import CallForm, CallParser
 from tests.support.anthropic_grammar import check_anthropic_stream
 from tests.support.dialect_events import (
     CREATED_MS,
@@ -115,6 +117,76 @@ def test_the_anthropic_sdk_reads_whole_calls_in_their_order(events: list[Told]) 
         for message in (whole_message, streamed)
     ]
     assert plain[0] == plain[1]
+
+
+def events_of(parser: CallParser, pieces: list[str], cut_off: bool) -> list[Told]:  # noqa: FBT001 - drawn
+    """As a delivery makes them."""
+    events: list[Told] = []
+    for text in [*pieces, ""]:
+        for piece in parser.feed(text, final=text == ""):
+            match piece:
+                case Said(text=said_):
+                    events.append(Delta(choice=0, text=said_))
+                case Called(index=call, name=name):
+                    events.append(CallStart(choice=0, call=call, name=name))
+                case Argued(index=call, text=more):
+                    events.append(CallDelta(choice=0, call=call, arguments=more))
+    finish: Finish = "length" if cut_off else "tool_calls" if parser.called else "stop"
+    return [*events, ChoiceEnd(choice=0, finish=finish)]
+
+
+@given(
+    form=st.sampled_from(["hermes", "llama", "mistral", "object", "list"]),
+    pieces=st.lists(
+        st.sampled_from(
+            [
+                *(
+                    "<tool_call>",
+                    "</tool_call>",
+                    '{"name": "f"',
+                    ', "arguments": {',
+                    '"a": [1',
+                    "]}",
+                ),
+                *(
+                    "}",
+                    " ",
+                    "\n",
+                    "text",
+                    "[TOOL_CALLS]",
+                    "f{",
+                    "[",
+                    "]",
+                    ";",
+                    "<|python_tag|>",
+                    "é",
+                ),
+            ]
+        ),
+        max_size=16,
+    ),
+    parallel=st.booleans(),
+    cut_off=st.booleans(),
+)
+def test_whatever_a_model_writes_both_streams_keep_their_grammar(
+    form: CallForm,
+    pieces: list[str],
+    parallel: bool,  # noqa: FBT001 - drawn
+    cut_off: bool,  # noqa: FBT001 - drawn
+) -> None:
+    events = events_of(CallParser(form, ("f",), parallel=parallel), pieces, cut_off)
+    chat = check_openai_chat_stream(
+        written(chat_stream(), whole(events, USAGE)), include_usage=False
+    )
+    message = check_anthropic_stream(written(message_stream(), whole(events, USAGE)))
+    assert [call["arguments"] for call in chat.calls[0]] == [c["input"] for c in message.calls]
+    assert chat.texts == [message.text]
+    assert parallel or len(message.calls) <= 1
+    answer = gathered(a_conversation(dialect="anthropic"), events, USAGE)
+    body = anthropic_dialect.message_json(
+        answer, a_conversation(dialect="anthropic"), request_id=REQUEST_ID
+    )
+    assert len(json.loads(body)["content"]) == message.blocks
 
 
 def test_a_call_ends_an_answer_in_the_dialect_s_words() -> None:

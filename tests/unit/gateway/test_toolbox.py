@@ -5,6 +5,7 @@ import pytest
 from core.errors import RefusedError
 from gateway.toolbox import (
     SCHEMA_DEPTH_MAX,
+    SCHEMA_VALUES_MAX,
     Tool,
     ToolCall,
     Unanswered,
@@ -67,6 +68,13 @@ def test_depth_is_bounded() -> None:
     assert checked_object("p", {"a": [[{"b": 1}]]})
     with pytest.raises(RefusedError, match="nested"):
         checked_object("p", nested(SCHEMA_DEPTH_MAX + 1))
+
+
+def test_size_is_bounded() -> None:
+    many = [0] * (SCHEMA_VALUES_MAX - 1)
+    assert checked_object("p", {"enum": many})
+    with pytest.raises(RefusedError, match="values"):
+        checked_object("p", {"enum": [*many, 0]})
 
 
 def test_names_are_distinct_and_chosen_ones_exist() -> None:

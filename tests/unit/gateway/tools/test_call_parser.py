@@ -175,6 +175,15 @@ def test_a_second_call_is_not_told_where_one_is_the_most() -> None:
     assert parser.called
 
 
+def test_a_call_that_broke_was_the_one_there_may_be() -> None:
+    parser = CallParser("hermes", NAMES, parallel=False)
+    broken = '<tool_call>{"name":"f","arguments":{"a": nul}}</tool_call>'
+    call = '<tool_call>{"name":"look","arguments":{}}</tool_call>'
+    told = gathered(parser.feed(f"{broken} {call}", final=True))
+    assert told == [("f", '{"a": nul'), ("}}</tool_call>",)]
+    assert not parser.called
+
+
 def test_the_one_tools_arguments_may_be_all_there_is() -> None:
     assert parse("bare", ' {"a": 1} ', names=("f",)) == [("f", '{"a": 1}')]
     assert parse("bare", "Hello", names=("f",)) == [("Hello",)]
