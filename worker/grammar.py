@@ -7,8 +7,9 @@ slots of one grammar share what has been worked out about it.
 """
 
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from weakref import WeakValueDictionary
 
@@ -30,6 +31,10 @@ BROKEN = "the output so far breaks its grammar"
 NOTHING_FITS = "no token of this model fits the grammar here"
 
 
+# Of each: after how many seconds, and whether it could be compiled. Called by whoever compiled.
+OnCompile = Callable[[float, bool], None]
+
+
 class CompiledGrammars:
     """One version's, by what they say. Thread-safe; each is compiled once for all who ask.
 
@@ -38,6 +43,7 @@ class CompiledGrammars:
 
     def __init__(self, grammars: Grammars, kept_max: int = KEPT_MAX) -> None:
         self.vocabulary = grammars.vocabulary
+        self.on_compile: OnCompile = lambda _seconds, _ok: None
         self._grammars = grammars
         self._kept_max = kept_max
         self._lock = threading.Lock()
@@ -67,13 +73,16 @@ class CompiledGrammars:
             self._kept.pop(grammar, None)
 
     def _compile(self, grammar: Grammar, coming: Future[Compiled]) -> None:
+        started = time.monotonic()
         try:
             compiled = self._grammars.compile(grammar)
         except BaseException as error:  # noqa: BLE001 - those who wait must hear of any
+            self.on_compile(time.monotonic() - started, False)  # noqa: FBT003 - it has two words
             with self._lock:
                 del self._coming[grammar]
             coming.set_exception(error)
             return
+        self.on_compile(time.monotonic() - started, True)  # noqa: FBT003 - it has two words
         with self._lock:
             del self._coming[grammar]
             self._keep(grammar, compiled)

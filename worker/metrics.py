@@ -49,6 +49,9 @@ class Metrics:
         self.inter_token_seconds = self._histogram(
             "inter_token_seconds", "Between two tokens of one choice", _STEP_S
         )
+        self.grammar_seconds = self._histogram(
+            "grammar_seconds", "Compiling a grammar", _STEP_S, "result"
+        )
         self.phase_seconds = self._histogram(
             "phase_seconds", "What an attempt spent in each phase", _WAIT_S, "phase"
         )
@@ -57,6 +60,10 @@ class Metrics:
         """A step was made. Phase `prefill` is one with a prefill in it."""
         self.step_seconds.labels("decode" if tokens == rows else "prefill").observe(seconds)
         self.step_tokens.observe(tokens)
+
+    def grammar(self, seconds: float, ok: bool) -> None:  # noqa: FBT001 - the hook's second word
+        """A grammar was compiled, or could not be."""
+        self.grammar_seconds.labels("compiled" if ok else "refused").observe(seconds)
 
     def ended(self, last: Finished | Failed) -> None:
         """An attempt had its last word."""

@@ -22,7 +22,7 @@ import msgspec
 from artifacts.errors import ArtifactError
 from core import ids
 from worker.changes import ChangeError
-from worker.engine import Engine, EngineConfig, OnStep
+from worker.engine import Engine, EngineConfig
 from worker.machine import trim
 from worker.memory import DoesNotFitError
 from worker.server import Server
@@ -37,10 +37,20 @@ ASLEEP, WAKING, CHANGING = "asleep", "waking", "changing"
 _log = logging.getLogger(__name__)
 
 
+class Observer(Protocol):
+    """Hears what an engine does. Called from several threads."""
+
+    def step(self, rows: int, tokens: int, seconds: float) -> None:
+        """A step was made."""
+
+    def grammar(self, seconds: float, ok: bool) -> None:  # noqa: FBT001 - the hook's second word
+        """A grammar was compiled, or could not be."""
+
+
 class Model(Protocol):
     """One version in memory, with or without its pool."""
 
-    def open(self, boot_id: str, on_step: OnStep) -> Engine:
+    def open(self, boot_id: str, observer: Observer) -> Engine:
         """Take the pool; an engine that has seen nothing. Raises DoesNotFitError."""
 
     def close(self) -> None:
@@ -179,7 +189,7 @@ class Serving:
     async def _loaded(self, settings: WorkerSettings, boot_id: str) -> Engine:
         if self._model is None:
             self._model = await asyncio.to_thread(self._load, settings)
-        engine = await asyncio.to_thread(self._model.open, boot_id, self._server.metrics.step)
+        engine = await asyncio.to_thread(self._model.open, boot_id, self._server.metrics)
         self.bounds = engine.config
         return engine
 

@@ -17,7 +17,7 @@ from artifacts.store import ModelStore
 from core.registry import deployment_name
 from text.grammar import Grammars
 from text.rules import TextRules
-from worker.engine import Engine, EngineConfig, OnStep
+from worker.engine import Engine, EngineConfig
 from worker.grammar import CompiledGrammars, GrammarMasks
 from worker.machine import HostMemory, Memory, cores, trim
 from worker.memory import (
@@ -31,6 +31,7 @@ from worker.memory import (
 )
 from worker.runner import ModelRunner, compute_dtype, load_runner
 from worker.sampler import Sampler
+from worker.serving import Observer
 from worker.settings import WorkerSettings
 from worker.warm_up import largest_steps
 from worker.weights import count_weights
@@ -130,7 +131,7 @@ class LoadedModel:
             )
         )
 
-    def open(self, boot_id: str, on_step: OnStep) -> Engine:
+    def open(self, boot_id: str, observer: Observer) -> Engine:
         """Take the pool, and build an engine that has seen nothing. Raises DoesNotFitError.
 
         The size stays what it was at first: it is what the fleet was told.
@@ -149,18 +150,17 @@ class LoadedModel:
             block_tokens=settings.block_tokens,
             max_batched_tokens=settings.max_batched_tokens,
             max_sequences=settings.max_sequences,
-            itl_target_ms=settings.itl_target_ms,
-            itl_stretch=settings.itl_stretch,
             host_blocks=self._host_blocks,
             context_tokens=self._text.context_tokens,
         )
+        self._grammars.on_compile = observer.grammar
         return Engine(
             runner=self._runner,
             text=self._text,
             config=config,
             compile_grammar=self._grammars.get,
             step_timeout_s=settings.step_timeout_s,
-            on_step=on_step,
+            on_step=observer.step,
         )
 
     def close(self) -> None:

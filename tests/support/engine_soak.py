@@ -93,7 +93,7 @@ class Soak:
     def __init__(self, settings: WorkerSettings, seed: int, tell: Callable[[str], None]) -> None:
         model = load_model(settings)
         self.metrics = Metrics()
-        self.engine: Engine = model.open("boot_soak", self.metrics.step)
+        self.engine: Engine = model.open("boot_soak", self.metrics)
         config = self.engine.config
         self._traffic = Traffic(
             seed,

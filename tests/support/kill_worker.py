@@ -18,8 +18,9 @@ from core import ids, log
 from core.settings import read_settings
 from tests.support.fake_runner import logprob_of
 from text.rules import TextRules
-from worker.engine import Engine, EngineConfig, OnStep
+from worker.engine import Engine, EngineConfig
 from worker.process import Worker
+from worker.serving import Observer
 from worker.settings import WorkerSettings, checked
 from worker.step import Draw, Opening, Sampled, StepPlan, StepResult
 
@@ -76,7 +77,7 @@ class LetterModel:
         directory = ModelStore(Path(settings.models_dir)).directory(settings.model_version)
         self._rules = TextRules.load(directory)
 
-    def open(self, boot_id: str, on_step: OnStep) -> Engine:
+    def open(self, boot_id: str, observer: Observer) -> Engine:
         settings, rules = self._settings, self._rules
         config = EngineConfig(
             version=settings.model_version,
@@ -87,7 +88,7 @@ class LetterModel:
             max_sequences=settings.max_sequences,
             context_tokens=rules.context_tokens,
         )
-        return Engine(runner=LetterRunner(rules), text=rules, config=config, on_step=on_step)
+        return Engine(runner=LetterRunner(rules), text=rules, config=config, on_step=observer.step)
 
     def close(self) -> None:
         """There is no pool."""

@@ -32,12 +32,12 @@ class FakeModel:
     def __init__(self, settings):
         self.version = settings.model_version
 
-    def open(self, boot_id, on_step):
+    def open(self, boot_id, observer):
         config = EngineConfig(
             version=self.version, boot_id=boot_id, kv_blocks=8, block_tokens=4, context_tokens=30
         )
         runner = FakeRunner(8, 4)
-        return Engine(runner=runner, text=FakeText(), config=config, on_step=on_step)
+        return Engine(runner=runner, text=FakeText(), config=config, on_step=observer.step)
 
     def close(self):
         pass
