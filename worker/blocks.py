@@ -199,17 +199,12 @@ class BlockPool:
 
         A block that was to be the destination of a copy in this step has its KV at the source.
         """
-        source, destination = copied or (-1, -1)
-        contents = [self.device.contents[block] for block in blocks]
-        for content in contents:
+        sources = {} if copied is None else {copied[1]: copied[0]}
+        for block in blocks:
+            content = self.device.contents[block]
             if content is not None and content.host:
                 self.host.hold(content.host[0])
-        return [
-            content.host[0]
-            if content is not None and content.host
-            else self._move_out(source if block == destination else block, content)
-            for block, content in zip(blocks, contents, strict=True)
-        ]
+        return [self._stowed(block, sources.get(block, block)) for block in blocks]
 
     def unstow(self, host_blocks: Sequence[int]) -> None:
         """Drop a holder of each."""
@@ -247,6 +242,12 @@ class BlockPool:
             self.host.release([self._move_out(block, content)])
         else:
             self._published.drop_unheld(content)
+
+    def _stowed(self, block: int, source: int) -> int:
+        content = self.device.contents[block]
+        if content is not None and content.host:
+            return content.host[0]
+        return self._move_out(source, content)
 
     def _move_out(self, block: int, content: Content | None) -> int:
         host_block, lost = self.host.take()
