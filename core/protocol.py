@@ -148,7 +148,7 @@ class Nack(msgspec.Struct, frozen=True, kw_only=True, tag="nack"):
     `fits_never` says that no wait will help here (longer than the pool or the context).
     """
 
-    reason: str  # full | draining | wrong_version | fits_never | journal_full | duplicate
+    reason: str  # full | draining | asleep | wrong_version | fits_never | journal_full | duplicate
     fits_never: bool = False
     detail: str = ""  # the arithmetic, for a log
 

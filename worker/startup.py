@@ -150,6 +150,8 @@ class LoadedModel:
             block_tokens=settings.block_tokens,
             max_batched_tokens=settings.max_batched_tokens,
             max_sequences=settings.max_sequences,
+            itl_target_ms=settings.itl_target_ms,
+            itl_stretch=settings.itl_stretch,
             host_blocks=self._host_blocks,
             context_tokens=self._text.context_tokens,
         )
