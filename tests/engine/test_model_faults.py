@@ -162,3 +162,15 @@ def test_presence_is_not_repetition(engine: Engine) -> None:
     )
     assert presence == plain
     assert repetition != plain
+
+
+# transformers PR 45943: a second batch on one manager lost its results, counted as the first's.
+def test_a_second_batch_is_answered_as_the_first(engine: Engine) -> None:
+    requests = [
+        a_request([5, 6 + at], max_tokens=6, request_id=f"req_{at}", **SOUND[0]) for at in range(4)
+    ]
+    first, second = (
+        [_ids(listener) for listener in [submitted(engine, request) for request in requests]]
+        for _ in range(2)
+    )
+    assert second == first
