@@ -50,6 +50,8 @@ bench-usage: $(DEV_STAMP) ## questions about 10 million requests, and what they 
 soak: $(DEV_STAMP) ## kill gateways, workers and Postgres 1,000 times, then press the engine for 20 minutes
 	@$(BIN)/python -m tests.soak
 	@$(BIN)/python -m tests.soak.engine
+	@INVARIANCE_CASES=$${INVARIANCE_CASES:-2000} $(BIN)/python -m pytest -q --timeout=3600 \
+		tests/engine/test_invariance.py
 	@SCHEMAS=$${SCHEMAS:-200} $(BIN)/python -m pytest -q --timeout=3600 tests/engine/test_schemas.py
 	@SOAK_INVARIANTS=$${SOAK_INVARIANTS:-60} $(BIN)/python -m pytest -q --timeout=3600 \
 		tests/store/ledger/test_invariants.py

@@ -8,6 +8,7 @@ all layers. A table on standard error, JSON on standard output.
 """
 
 import argparse
+import dataclasses
 import functools
 import itertools
 import json
@@ -26,7 +27,6 @@ from cli.models import faster_dtype
 from core.protocol import Choice, Generate, Sampling
 from text.rules import TextRules
 from worker.generation import open_generation
-from worker.models import llama
 from worker.runner import ModelRunner, load_runner
 from worker.stepper import EngineConfig, Live, Stepper
 
@@ -68,6 +68,7 @@ def main() -> None:
     parser.add_argument("--contexts", default="100,500,2000")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--block-tokens", type=int, default=16)
+    parser.add_argument("--batch-invariant", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     store, manifest = pulled(options.model, options.dtype)
@@ -80,6 +81,7 @@ def main() -> None:
         block_tokens=options.block_tokens,
         kv_blocks=positions // options.block_tokens,
         dtype=options.dtype,
+        batch_invariant=options.batch_invariant,
     )
     runner.warm_up(tokens=512)
     parts = Parts()
@@ -108,13 +110,17 @@ def watch(runner: ModelRunner, parts: Parts) -> None:
             linear = getattr(layer, name)
             object.__setattr__(layer, name, _Watched(linear, part, parts))
     model._head = _Watched(model._head, "head", parts)  # type: ignore[assignment]  # noqa: SLF001 - stands in for it
+    kernels = model._kernels  # noqa: SLF001 - as above
+    model._kernels = dataclasses.replace(  # noqa: SLF001 - as above
+        kernels,
+        rms_norm=parts.timed("norms", kernels.rms_norm),
+        rope_in_place=parts.timed("rope", kernels.rope_in_place),
+    )
     for owner, name, part in (
         (model.attention, "plan", "attention plan"),
         (model.attention, "write", "kv write"),
         (model.attention, "attend", "attention"),
         (runner._sampler, "sample", "sampling"),  # noqa: SLF001 - as above
-        (llama, "rms_norm", "norms"),
-        (llama, "rope_in_place", "rope"),
         (model, "logits", "forward"),
         (runner, "execute", "runner"),
     ):

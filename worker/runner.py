@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from core.protocol import Sampling, TokenLogprob
+from kernels.cpu import FAST, INVARIANT
 from kernels.cpu_attention_plan import Span, packing_order
 from kernels.cpu_linear import has_bfloat16
 from worker.host_memory import HostMemory
@@ -160,15 +161,18 @@ def load_runner(
     kv_blocks: int = 0,
     kv_memory_bytes: int = 0,
     dtype: str,
+    batch_invariant: bool = False,
     sampler: Sampler | None = None,
 ) -> ModelRunner:
     """A runner for the weights at `path`, a model version's directory or a `.gguf` file.
 
     The pool has `kv_blocks`, or as many as `kv_memory_bytes` hold where that is 0. `dtype` is
-    float32, bfloat16, or auto for the faster one.
+    float32, bfloat16, or auto for the faster one. With `batch_invariant` a sequence's logits are
+    the same bits whatever else is in its steps, and steps take longer.
 
     Raises:
         UnsupportedModelError: weights we cannot run.
+        NotInvariantError: a machine that cannot keep that promise.
         ValueError: memory for less than one block, or no such dtype.
     """
     weights = load_weights(path, compute_dtype(dtype))
@@ -177,7 +181,8 @@ def load_runner(
     )
     if not (kv_blocks or fitting):
         raise ValueError(f"{kv_memory_bytes} bytes do not hold one block of {block_tokens} tokens")
-    model = Llama(weights, block_tokens=block_tokens)
+    kernels = INVARIANT if batch_invariant else FAST
+    model = Llama(weights, block_tokens=block_tokens, kernels=kernels)
     return ModelRunner(
         model, kv_blocks=kv_blocks or fitting, block_tokens=block_tokens, sampler=sampler
     )

@@ -77,6 +77,7 @@ def load_model(settings: WorkerSettings, memory: Memory | None = None) -> "Loade
             block_tokens=settings.block_tokens,
             kv_blocks=1,
             dtype=dtype,
+            batch_invariant=settings.batch_invariant,
             sampler=sampler,
         )
         step_bytes = memory.peak_of(lambda: _run_largest_steps(runner, settings))

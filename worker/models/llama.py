@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.cpu_attention import PagedAttention
+from kernels.cpu import FAST, Kernels
 from kernels.cpu_attention_plan import AttentionPlan
-from kernels.cpu_linear import Gated, Linear, gated, linear
-from kernels.cpu_pointwise import rms_norm, rope_in_place, rope_rows
+from kernels.cpu_linear import Gated, Linear
+from kernels.cpu_pointwise import rope_rows
 from worker.weights import Weights
 
 
@@ -31,19 +31,21 @@ class _Layer:
 class Llama:
     """A Llama ready to run. Takes its tensors out of `weights`, so that none is held twice."""
 
-    def __init__(self, weights: Weights, *, block_tokens: int) -> None:
+    def __init__(self, weights: Weights, *, block_tokens: int, kernels: Kernels = FAST) -> None:
         config, tensors = weights.config, weights.tensors
         self.config = config
+        self._kernels = kernels
         self._embedding = tensors.pop("model.embed_tokens.weight")
         self.dtype = self._embedding.dtype
         self._norm = tensors.pop("model.norm.weight")
-        self._head = linear(self._embedding if config.tied_head else tensors.pop("lm_head.weight"))
-        self._layers = [_layer(tensors, index) for index in range(config.num_layers)]
+        head = self._embedding if config.tied_head else tensors.pop("lm_head.weight")
+        self._head = kernels.linear(head)
+        self._layers = [_layer(kernels, tensors, index) for index in range(config.num_layers)]
         assert not tensors, "load_weights lets only a Llama's tensors through"
         self._cos, self._sin = rope_rows(
             config.context_tokens, config.head_dim, config.rope_theta, config.rope_factors
         )
-        self.attention = PagedAttention(
+        self.attention = kernels.attention(
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
@@ -63,14 +65,14 @@ class Llama:
 
         Shapes: token_ids and positions (T,); cache (layers, N, 2, K, B, D), written in place.
         """
-        config = self.config
+        config, kernels = self.config, self._kernels
         cos, sin = self._cos[positions][:, None], self._sin[positions][:, None]
         hidden = functional.embedding(token_ids, self._embedding)
         mixed = hidden.new_empty(len(token_ids), config.num_heads, config.head_dim)
         for layer, layer_cache in zip(self._layers, cache.unbind(), strict=True):
-            normed = rms_norm(hidden, layer.attention_norm, config.rms_norm_eps)
+            normed = kernels.rms_norm(hidden, layer.attention_norm, config.rms_norm_eps)
             heads = layer.qkv(normed).view(len(token_ids), -1, config.head_dim)
-            rope_in_place(heads[:, : -config.num_kv_heads], cos, sin)
+            kernels.rope_in_place(heads[:, : -config.num_kv_heads], cos, sin)
             self.attention.write(plan, layer_cache, heads[:, config.num_heads :])
             self.attention.attend(plan, heads[:, : config.num_heads], layer_cache, mixed)
             if layer is self._layers[-1]:
@@ -79,9 +81,9 @@ class Llama:
             if not len(hidden):
                 return hidden
             hidden = layer.attention_out.plus(mixed.flatten(1), hidden)
-            normed = rms_norm(hidden, layer.mlp_norm, config.rms_norm_eps)
+            normed = kernels.rms_norm(hidden, layer.mlp_norm, config.rms_norm_eps)
             hidden = layer.down.plus(layer.gated(normed), hidden)
-        return rms_norm(hidden, self._norm, config.rms_norm_eps)
+        return kernels.rms_norm(hidden, self._norm, config.rms_norm_eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """What follows the tokens of `hidden` (S, width): (S, V) float32."""
@@ -90,15 +92,15 @@ class Llama:
         return self._head(hidden).float()
 
 
-def _layer(tensors: dict[str, Tensor], index: int) -> _Layer:
+def _layer(kernels: Kernels, tensors: dict[str, Tensor], index: int) -> _Layer:
     def take(name: str) -> Tensor:
         return tensors.pop(f"model.layers.{index}.{name}.weight")
 
     return _Layer(
         attention_norm=take("input_layernorm"),
-        qkv=linear(*(take(f"self_attn.{part}_proj") for part in "qkv")),
-        attention_out=linear(take("self_attn.o_proj")),
+        qkv=kernels.linear(*(take(f"self_attn.{part}_proj") for part in "qkv")),
+        attention_out=kernels.linear(take("self_attn.o_proj")),
         mlp_norm=take("post_attention_layernorm"),
-        gated=gated(take("mlp.gate_proj"), take("mlp.up_proj")),
-        down=linear(take("mlp.down_proj")),
+        gated=kernels.gated(take("mlp.gate_proj"), take("mlp.up_proj")),
+        down=kernels.linear(take("mlp.down_proj")),
     )
