@@ -168,9 +168,14 @@ class BlockPool:
             self._published.put(table[index], parent)
 
     def withdraw(self, blocks: Iterable[int]) -> None:
-        """Let nobody find these any more: they may hold no numbers. Their holders keep them."""
+        """Let nobody find what these hold, here or in a copy: it may be no number.
+
+        Their holders keep them.
+        """
         for block in blocks:
-            self._published.take_out(block)
+            content = self.device.contents[block]
+            if content is not None:
+                self._published.forget(content)
 
     def mark(self, block: int, ttl_ms: int) -> None:
         """Keep what this held block has published for so long after each use, or longer."""

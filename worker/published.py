@@ -56,13 +56,17 @@ class Published:
         if not (content.device or content.host):
             self._index.drop(content)
 
+    def forget(self, content: Content) -> None:
+        """It is in no block of either memory any more."""
+        for block in list(content.device):
+            self.take_out(block)
+        for host_block in list(content.host):
+            self.take_out_of_host(host_block)
+
     def flush(self) -> None:
         """Forget everything."""
         for content in list(self._index):
-            for block in list(content.device):
-                self.take_out(block)
-            for host_block in list(content.host):
-                self.take_out_of_host(host_block)
+            self.forget(content)
 
     def problems(self) -> list[str]:
         """Where contents and blocks disagree."""

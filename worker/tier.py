@@ -139,7 +139,7 @@ class Tier:
     def _evict(self) -> int:
         keeps = self.num_marked <= self.marked_max
         heads = [
-            (keeps and ttl_ms > 0, *next(iter(order.items())), order)
+            (keeps and bool(ttl_ms), *next(iter(order.items())), order)
             for ttl_ms, order in self._orders.items()
             if order
         ]

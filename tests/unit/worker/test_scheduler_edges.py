@@ -169,6 +169,18 @@ def test_a_touched_block_moves_to_the_class_that_its_content_has_now():
     assert evicted(tier) == [1, 2, 0]
 
 
+def test_what_is_past_its_time_goes_by_its_last_use_whatever_its_number():
+    tier = a_tier(0, FIVE)
+    tier.touch(0)
+    tier.advance(FIVE)
+    assert tier.num_marked == 0
+    assert evicted(tier) == [1, 0]
+    tier = a_tier(FIVE, 0)
+    tier.touch(0)
+    tier.advance(FIVE)
+    assert evicted(tier) == [1, 0]
+
+
 def test_a_held_or_empty_block_is_touched_in_vain():
     tier = a_tier(0, 0)
     tier.hold(0)
@@ -194,6 +206,29 @@ def test_a_tiers_problems_are_told():
         "block 0: cached 0 times, 0 references",
         "block 0: cached in no order",
     ]
+
+
+def test_a_marked_content_takes_the_host_block_of_another_marked_one():
+    pool = BlockPool(1, 1, host_blocks=2, marked_share=1)
+    chains = [pool.chain(b"root", [number]) for number in range(4)]
+    for chain in chains:
+        block = pool.take(1)
+        pool.publish(chain, block, range(1))
+        pool.mark(block[0], FIVE)
+        pool.release(block)
+    assert [len(pool.match(chain, 1)) for chain in chains] == [0, 1, 1, 1]
+
+
+def test_what_is_withdrawn_is_found_in_no_copy():
+    pool = BlockPool(3, 1, host_blocks=2)
+    chain = pool.chain(b"root", [1])
+    first, second = pool.take(1), pool.take(1)
+    for block in (first, second):
+        pool.publish(chain, block, range(1))
+    stowed = pool.stow(first)
+    pool.withdraw([*first, *pool.take(1)])
+    assert pool.match(chain, 1) == []
+    assert pool.problems([first, second, [2]], [stowed]) == []
 
 
 def test_the_same_mark_again_is_no_use_of_what_nobody_holds():
