@@ -35,7 +35,7 @@ else
 	exit $$((rest || stack))
 endif
 
-mutants: $(DEV_STAMP) ## change the rules of money one by one: which changes does no test notice?
+mutants: $(DEV_STAMP) ## change the rules of money and KV one by one: which changes does no test notice?
 	@$(BIN)/python -m tests.support.mutants $(ARGS)
 
 bench-engine: $(DEV_STAMP) ## output tokens/s, TTFT and ITL of our worker beside transformers
@@ -53,6 +53,8 @@ soak: $(DEV_STAMP) ## kill gateways, workers and Postgres 1,000 times, then pres
 	@INVARIANCE_CASES=$${INVARIANCE_CASES:-2000} $(BIN)/python -m pytest -q --timeout=3600 \
 		tests/engine/test_invariance.py
 	@SCHEMAS=$${SCHEMAS:-200} $(BIN)/python -m pytest -q --timeout=3600 tests/engine/test_schemas.py
+	@SOAK_SCHEDULER=$${SOAK_SCHEDULER:-5000} $(BIN)/python -m pytest -q --timeout=3600 \
+		tests/unit/worker/test_scheduler_machine.py
 	@SOAK_INVARIANTS=$${SOAK_INVARIANTS:-60} $(BIN)/python -m pytest -q --timeout=3600 \
 		tests/store/ledger/test_invariants.py
 

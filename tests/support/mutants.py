@@ -1,4 +1,4 @@
-"""Changes the ledger's rules one at a time and asks whether any test notices: `make mutants`.
+"""Changes the rules of money and of KV blocks one at a time: does any test notice? `make mutants`.
 
 mutmut works in a copy of the tree, so that nothing half-changed ever lies beside the source. A
 mutant that survives fails the run unless `tests/support/equivalent_mutants.py` says why no test
@@ -16,8 +16,9 @@ from pathlib import Path
 from tests.support.equivalent_mutants import EQUIVALENT, Change
 
 ROOT = Path(__file__).parents[2]
-RESULT = re.compile(r"^\s*(core\.(\w+)\.\S+): (.+)$", re.MULTILINE)
+RESULT = re.compile(r"^\s*(((?:core|worker)\.\w+)\.\S+): (.+)$", re.MULTILINE)
 FUNCTION = re.compile(r"\.x(?:ǁ\w+ǁ|_)(\w+?)__mutmut_\d+$")
+HISTORIES = "40"  # of the scheduler, for each mutant that nothing smaller notices
 NOTICED = ("killed", "timeout")
 NOT_ASKED = "not checked"  # when only some were asked for: make mutants ARGS='core.money*'
 
@@ -61,6 +62,7 @@ def mutmut(copy: Path, *arguments: str, echo: bool = False) -> str:
     ran = subprocess.run(
         [sys.executable, "-m", "mutmut", *arguments],
         cwd=copy,
+        env=os.environ | {"SOAK_SCHEDULER": HISTORIES},
         stdout=None if echo else subprocess.PIPE,
         text=True,
         check=not echo,
@@ -85,7 +87,7 @@ def report(results: list[tuple[str, str, str]], changes: dict[str, Change]) -> i
     """Print it; 1 when a mutant got away, or an excuse is out of use."""
     counts = Counter((module, verdict) for _, module, verdict in results)
     for (module, verdict), count in sorted(counts.items()):
-        print(f"core/{module}.py: {count} {verdict}")
+        print(f"{module.replace('.', '/')}.py: {count} {verdict}")
     escaped = {name: change for name, change in changes.items() if change not in EQUIVALENT}
     for name, (function, before, after) in escaped.items():
         print(f"\nnot noticed: {name}\n  in {function}\n  - {before}\n  + {after}")
