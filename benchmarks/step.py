@@ -121,6 +121,7 @@ def watch(runner: ModelRunner, parts: Parts) -> None:
         (model.attention, "write", "kv write"),
         (model.attention, "attend", "attention"),
         (runner._sampler, "sample", "sampling"),  # noqa: SLF001 - as above
+        (model, "hidden", "forward"),
         (model, "logits", "forward"),
         (runner, "execute", "runner"),
     ):
