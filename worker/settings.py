@@ -67,7 +67,7 @@ def checked(settings: WorkerSettings) -> WorkerSettings:
     for field in msgspec.structs.fields(settings):
         value = getattr(settings, field.name)
         least = 0 if field.name in MAY_BE_ZERO else 1
-        if isinstance(value, int) and value < least:
+        if isinstance(value, int) and not isinstance(value, bool) and value < least:
             raise SettingsError(f"{env_name(field.name)} must be at least {least}")
     if not 0 < settings.kv_memory_share <= 1:
         raise SettingsError(f"{env_name('kv_memory_share')} must be over 0, and at most 1")

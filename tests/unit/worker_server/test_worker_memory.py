@@ -13,6 +13,7 @@ from worker.memory import (
     check_weights,
     mask_demand,
     size_pool,
+    sum_told,
 )
 
 MIB = 1024 * 1024
@@ -119,3 +120,9 @@ def test_weights_pass_exactly_where_there_is_room_for_them_and_their_reading(fre
         assert not fits
     else:
         assert fits or not weights
+
+
+def test_the_sum_is_told_without_a_pool_too():
+    assert sum_told((ROOMY, TIGHT), (STEP,)) == (
+        "400 MiB free (cgroup limit 512 MiB, 112 MiB of it in use), less 100 MiB for a largest step"
+    )
