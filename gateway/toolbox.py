@@ -18,7 +18,7 @@ CALLS_MAX = 128  # of one turn
 # Of a schema or of arguments: objects and arrays within one another, and values altogether.
 SCHEMA_DEPTH_MAX = 32
 SCHEMA_VALUES_MAX = 20_000
-NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 CALL_ID = re.compile(r"[a-zA-Z0-9_.:-]{1,256}")
 
 JSONObject = dict[str, Any]
@@ -86,7 +86,7 @@ class Unanswered:
 def checked_name(path: str, name: str) -> str:
     """A tool's name. Raises RefusedError."""
     if not NAME.fullmatch(name):
-        raise bad(path, "must be 1 to 64 letters, digits, underscores and dashes")
+        raise bad(path, "must be 1 to 128 letters, digits, underscores and dashes")
     return name
 
 

@@ -115,11 +115,14 @@ class TextRules:
         return self._encode_runs([text])[0]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of these ids; control tokens are silent, broken UTF-8 becomes U+FFFD."""
+        """The text of these ids; broken UTF-8 becomes U+FFFD.
+
+        Control tokens are silent, but for the marks of tool calls.
+        """
         return b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")
 
     def token_bytes(self, id: int) -> bytes:  # noqa: A002 - the field's own word
-        """What one token adds to the text: b"" for control tokens and ids that mean nothing."""
+        """What one token adds to the text: b"" for those that add nothing, see `decode`."""
         return self._bytes[id] if 0 <= id < len(self._bytes) else b""
 
     @cached_property

@@ -56,7 +56,7 @@ def calls_schema(toolbox: Toolbox, *, several: bool, strict_only: bool = False) 
             "type": "array",
             "items": one_of_them,
             "minItems": 1,
-            "maxItems": FORCED_CALLS_MAX,
+            "maxItems": FORCED_CALLS_MAX if toolbox.parallel else 1,
         }
     moved = {
         str(i): {"type": "object"}

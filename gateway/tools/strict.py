@@ -1,7 +1,8 @@
 """Strict tools where the model decides: free text, and calls in its own form that fit.
 
 A call's mark opens it wherever it comes; what follows the mark can then only be a call of a
-tool of the request, and what is not opened by a mark is no call. Bare objects, which Llama's
+tool of the request, and what is not opened by a mark is no call. Where one call is the most,
+an answer ends with it. Bare objects, which Llama's
 models write, are told from text by the brace they begin with: an answer of text has none there.
 """
 
@@ -42,23 +43,23 @@ def held(conversation: Conversation, tool_format: ToolFormat) -> Conversation:
 
 
 def _lark(toolbox: Toolbox, tool_format: ToolFormat) -> str:
-    several = tool_format == "mistral"
-    call = f"%json {as_text(calls_schema(toolbox, several=several, strict_only=True))}"
+    array = tool_format == "mistral"
+    call = f"%json {as_text(calls_schema(toolbox, several=array, strict_only=True))}"
+    more = toolbox.parallel
     match tool_format:
         case "mistral":
-            rules = ["start: calls? TEXT", "calls: mark SPACE call", _marked(MISTRAL_CALLS)]
+            rules = ["start: calls | TEXT", "calls: mark SPACE call", _marked(MISTRAL_CALLS)]
         case "llama":
             rules = [
                 "start: SPACE calls | mark SPACE calls | NOTE",
-                'calls: call (";" SPACE call)*',
+                'calls: call (";" SPACE call)*' if more else "calls: call",
                 r"NOTE: /([^{ \n](.|\n)*)?/",
                 f"mark[lazy]: NOTE {json.dumps(LLAMA_CALL)}",
             ]
         case _:
-            end = json.dumps(HERMES_CALL_END)
             rules = [
-                "start: calls* TEXT",
-                f"calls: mark SPACE call SPACE {end}",
+                "start: calls* TEXT" if more else "start: calls | TEXT",
+                f"calls: mark SPACE call SPACE {json.dumps(HERMES_CALL_END)}",
                 _marked(HERMES_CALL),
             ]
     return "\n".join([*rules, f"call: {call}", _TEXT, _SPACE]) + "\n"

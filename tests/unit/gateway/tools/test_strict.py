@@ -36,8 +36,8 @@ def a_strict(toolbox: Toolbox | None = BOTH) -> Conversation:
     return a_conversation(toolbox=toolbox)
 
 
-def takes(tool_format: ToolFormat, text: str) -> bool:
-    grammar = held(a_strict(), tool_format).grammar
+def takes(tool_format: ToolFormat, text: str, toolbox: Toolbox = BOTH) -> bool:
+    grammar = held(a_strict(toolbox), tool_format).grammar
     assert grammar is not None
     matcher = Grammars(rules()).compile(grammar).matcher()
     return matcher.consume_tokens(rules().plain_ids(text)) and matcher.is_accepting()
@@ -87,6 +87,24 @@ def test_what_fits_is_taken_and_parsed(
 )
 def test_what_does_not_fit_is_not_taken(tool_format: ToolFormat, text: str) -> None:
     assert not takes(tool_format, text)
+
+
+@pytest.mark.parametrize(
+    ("tool_format", "one", "more"),
+    [
+        ("hermes", f"So. <tool_call>{FITS}</tool_call>", " <tool_call>"),
+        ("llama", FITS, ";"),
+        ("mistral", f"[TOOL_CALLS][{FITS}]", " "),
+    ],
+)
+def test_one_call_is_all_where_it_is_the_most(tool_format: ToolFormat, one: str, more: str) -> None:
+    once = Toolbox(tools=(F, G), callable=(F, G), parallel=False)
+    assert takes(tool_format, one, once)
+    assert takes(tool_format, "So.", once)
+    grammar = held(a_strict(once), tool_format).grammar
+    assert grammar is not None
+    matcher = Grammars(rules()).compile(grammar).matcher()
+    assert not matcher.consume_tokens(rules().plain_ids(one + more))
 
 
 def test_nothing_is_held_that_was_not_promised() -> None:
