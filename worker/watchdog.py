@@ -90,7 +90,8 @@ class Watchdog:
     def stop(self) -> None:
         """The engine is about to be stopped by someone else."""
         self._stopped.set()
-        self._guard.rest()
+        if self._thread.ident is not None:
+            self._thread.join(2 * self._tick_s)
 
     def _watch(self) -> None:
         seen: Turn | None = None
@@ -107,6 +108,8 @@ class Watchdog:
                 self._give_up(turn, elapsed_s)
                 return
             self._guard.expect_life(bound_s + GRACE_S)
+        # Here, and not in `stop`: this thread may have been about to expect life once more.
+        self._guard.rest()
 
     def _give_up(self, turn: Turn, elapsed_s: float) -> None:
         facts = {
