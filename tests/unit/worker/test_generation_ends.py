@@ -17,8 +17,10 @@ def letters(text):
     return tuple(1 + byte for byte in text.encode())
 
 
-def opened(request):
-    return open_generation(request, TEXT, context_tokens=10_000, numbers=count(1), arrived_ms=0.0)
+def opened(request, grammar=None):
+    return open_generation(
+        request, TEXT, context_tokens=10_000, numbers=count(1), arrived_ms=0.0, grammar=grammar
+    )
 
 
 def push(generation, token_id, *, ends=False):
@@ -76,6 +78,30 @@ def test_a_complete_grammar_is_a_stop(max_tokens, stop):
     generation = opened(a_request(max_tokens=max_tokens, stop=stop))
     told = push(generation, *letters("a"), ends=True)
     assert (told.text, told.finish) == ("" if stop else "a", "stop")
+
+
+class Follows:
+    """A grammar of which it is known what some ids are to it."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def follows(self, ids, /):
+        return self.answer
+
+
+@pytest.mark.parametrize(("complete", "finish"), [(True, "stop"), (False, None)])
+def test_a_resumed_choice_whose_grammar_was_complete_came_finished(complete, finish):
+    choice = Choice(index=0, output_ids=letters("ab"), released_chars=2)
+    generation = opened(a_request(choices=(choice,)), grammar=Follows(complete))
+    assert [told.finish for told in generation.start("boot", 1.0)[1:]] == [finish] * complete
+    assert generation.complete is complete
+
+
+def test_a_resumed_choice_that_breaks_its_grammar_is_refused():
+    choice = Choice(index=0, output_ids=letters("ab"), released_chars=2)
+    with pytest.raises(BadRequestError, match="output_ids break the grammar"):
+        opened(a_request(choices=(choice,)), grammar=Follows(None))
 
 
 def test_prompt_logprobs_are_told_in_frames_of_bounded_size():
