@@ -41,6 +41,12 @@ class Pace:
         self, step_ms: float, *, decode_rows: int, prefill_tokens: int, moved_blocks: int = 0
     ) -> None:
         """One step was made of this, and took so long."""
+        size = decode_rows.bit_length()
+        if decode_rows and prefill_tokens and not moved_blocks and size not in self._decode_ms:
+            # An engine that starts under load may not make a step of decodes alone for long.
+            rest_ms = step_ms - prefill_tokens * self.token_ms
+            self._decode_ms[size] = max(rest_ms, step_ms / 2)
+            return
         # Prefill by itself reads the weights once too, as one decode does.
         alone_ms = self.decode_ms(max(1, decode_rows))
         if moved_blocks:
@@ -55,7 +61,6 @@ class Pace:
             self.token_ms = known + (more_ms - known) * (_RISE if more_ms > known else _FALL)
             self._token_measured = True
         elif decode_rows:
-            size = decode_rows.bit_length()
             known = self._decode_ms.get(size, step_ms)
             self._decode_ms[size] = known + (step_ms - known) * _DRIFT
 
@@ -66,13 +71,19 @@ class Pace:
         size = rows.bit_length()
         return self._decode_ms[min(self._decode_ms, key=lambda known: (abs(known - size), known))]
 
-    def prefill_tokens(self, decode_rows: int, most: int) -> int:
-        """How many tokens of prefill, at most `most`, a step may take beside so many decodes."""
+    def prefill_tokens(self, decode_rows: int, most: int, wanting: int = 1) -> int:
+        """How many tokens of prefill, at most `most`, a step may take beside so many decodes.
+
+        `wanting` sequences have a prefill to do. Where they are more than the decodes, a stretch
+        is so many times longer: a few do not hold up many, as when an engine has just started.
+        """
         limited = self._target_ms or self._stretch
         if not (decode_rows and self._token_measured and limited):
             return most
         decode_ms = self.decode_ms(decode_rows)
-        room_ms = (self._target_ms or self._stretch * decode_ms) - decode_ms
+        room_ms = (self._stretch - 1) * decode_ms * max(1.0, wanting / decode_rows)
+        if self._target_ms:
+            room_ms = self._target_ms - decode_ms
         affordable = int(room_ms / self.token_ms) if self.token_ms else most
         return min(most, max(PREFILL_LEAST, affordable))
 

@@ -47,7 +47,9 @@ class Turn:
             if sequence.state is State.RUNNING and sequence.remaining == 1:
                 self._feed(sequence, 1)
         whole, most = self._config.max_batched_tokens, self._budget
-        self._budget = self._pace.prefill_tokens(len(self._counts), self._budget)
+        decodes, line = len(self._counts), self._line
+        wanting = len(line.running) - decodes + min(len(line.waiting), len(line.slots))
+        self._budget = self._pace.prefill_tokens(decodes, self._budget, wanting)
         self._prefills(max(1, (whole if most == self._budget else self._budget) // 2))
         self._deal_rest()
 

@@ -39,6 +39,12 @@ def test_the_stretch_bounds_what_prefill_adds_to_a_step_of_decodes():
     assert learned(a_pace(stretch=2.0)).prefill_tokens(8, 30) == 30
 
 
+@pytest.mark.parametrize(("wanting", "tokens"), [(1, 20), (8, 20), (9, 22), (16, 40), (80, 200)])
+def test_the_more_want_to_begin_than_decode_the_longer_is_the_stretch(wanting, tokens):
+    assert learned(a_pace(stretch=1.5)).prefill_tokens(8, 512, wanting) == tokens
+    assert learned(a_pace(target_ms=50.0)).prefill_tokens(8, 512, wanting) == 60
+
+
 def test_a_target_bounds_the_whole_step_and_goes_before_the_stretch():
     assert learned(a_pace(target_ms=50.0)).prefill_tokens(8, 512) == 60
     assert learned(a_pace(target_ms=25.0, stretch=9.0)).prefill_tokens(8, 512) == 10
@@ -63,6 +69,17 @@ def test_a_short_prefill_by_itself_is_not_taken_for_dear_tokens():
     pace = learned(a_pace(), decode_ms=20.0, token_ms=0.5)
     pace.observed(22.0, decode_rows=0, prefill_tokens=4)
     assert pace.token_ms == pytest.approx(0.5)
+
+
+def test_decodes_that_were_only_measured_beside_prefill_are_what_it_left():
+    pace = a_pace()
+    pace.observed(100.0, decode_rows=0, prefill_tokens=100)
+    pace.observed(30.0, decode_rows=4, prefill_tokens=10)
+    assert (pace.decode_ms(4), pace.token_ms) == (20, 1)
+    pace.observed(12.0, decode_rows=16, prefill_tokens=10)
+    assert pace.decode_ms(16) == 6, "at least half of the step"
+    pace.observed(30.0, decode_rows=64, prefill_tokens=10, moved_blocks=1)
+    assert pace.decode_ms(64) == 6, "but not of one that moved blocks"
 
 
 def test_the_nearest_measured_number_of_rows_speaks_for_others():
@@ -208,6 +225,16 @@ def test_a_long_prompt_less_than_doubles_the_intervals_of_those_who_decode(seed)
     assert disturbed < 2 * quiet
     without = p95(intervals(Machine(seed, itl_stretch=0), with_prompt=True))
     assert without > 5 * quiet, "for contrast: a whole step of prefill"
+
+
+def test_many_that_arrive_at_once_are_soon_all_at_work():
+    machine = Machine(3)
+    for number in range(16):
+        machine.driver.add(a_sequence([number] * 100, max_tokens=300))
+    steps = 0
+    while len({number for number, count in machine.step()[1].items() if count == 1}) < 16:
+        steps += 1
+    assert steps < 100  # as few as 4 without a bound, and 130 if each step bore the same
 
 
 def test_when_the_machine_slows_prefill_shrinks_and_when_it_recovers_so_does_prefill():
