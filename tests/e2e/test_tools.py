@@ -104,3 +104,34 @@ def test_calls_and_their_results_go_on(stack):
         )
     (choice,) = answer.choices
     assert choice.message.content or choice.message.tool_calls
+
+
+def test_calls_of_a_strict_tool_fit_whenever_the_model_makes_one(stack):
+    import openai  # noqa: PLC0415 - only here
+
+    strict = [{"type": "function", "function": {**FUNCTION, "strict": True}}]
+    with openai.OpenAI(base_url=f"{stack.gateway_url}/v1", api_key=stack.key) as client:
+        answer = client.chat.completions.create(
+            model=MODEL, messages=ASK, tools=strict, max_tokens=60, seed=3, n=4
+        )
+    for choice in answer.choices:
+        if choice.finish_reason == "tool_calls":
+            for call in choice.message.tool_calls:
+                assert_asks_for_the_weather(json.loads(call.function.arguments))
+        else:
+            assert choice.message.content
+
+
+def test_a_marked_prompt_is_written_once_and_read_again(stack):
+    import anthropic  # noqa: PLC0415 - only here
+
+    text = f"You answer in one word. {stack.data.name} " + "Be brief, be kind, be right. " * 20
+    system = [{"type": "text", "text": text, "cache_control": {"type": "ephemeral", "ttl": "1h"}}]
+    asked = {"model": MODEL, "max_tokens": 4, "messages": ASK, "tools": THEIR_TOOLS}
+    with anthropic.Anthropic(base_url=stack.gateway_urls[0], api_key=stack.key) as client:
+        first = client.messages.create(system=system, **asked).usage
+        seen = [client.messages.create(system=system, **asked).usage for _ in range(4)]
+    assert first.cache_creation_input_tokens > 100
+    assert first.cache_creation.ephemeral_1h_input_tokens == first.cache_creation_input_tokens
+    # Two workers: it may be written on either, and is read where it was.
+    assert max(usage.cache_read_input_tokens for usage in seen) > 100
