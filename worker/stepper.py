@@ -138,7 +138,7 @@ class Stepper:
             for name in self.scheduler.requests_in(plan):
                 self._fail(self._live[name], "internal", f"step failed: {type(error).__name__}")
             return
-        self._failures_in_a_row = 0
+        self._judge(result)
         self.scheduler.observed(plan, monotonic_ms() - started_ms)
         self._computed_tokens += plan.num_tokens
         self._output_tokens += sum(not sampled.fault for sampled in result.sampled)
@@ -211,6 +211,12 @@ class Stepper:
         wanted = [len(row.targets) for row in plan.rows if row.targets]
         if [len(told) for told in result.targets] != wanted:
             raise RunnerError("not the logprobs that were asked for")
+
+    def _judge(self, result: StepResult) -> None:
+        """A step that drew nothing but what is no number is as bad as one that raised."""
+        if result.sampled:
+            ours = (bool(each.fault) and not each.unanswerable for each in result.sampled)
+            self._failures_in_a_row = self._failures_in_a_row + 1 if all(ours) else 0
 
     def _time_phases(self) -> None:
         # Only where a sequence waits, or did: otherwise nobody was preempted or admitted.

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from core.protocol import Failed, Generate
-from tests.support.engine_listener import WAIT_S, Listener
+from tests.support.engine_listener import WAIT_S, Listener, wait_until
 from tests.support.engine_requests import VERSION, a_request
 from tests.support.one_thread import one_thread
 from tests.support.tiny_llama import TinyLlama, write_hf
@@ -101,6 +101,16 @@ def test_logits_that_are_no_numbers_fail_their_request_and_no_neighbour(
             assert_failed(listener, "internal", NO_NUMBERS)
         # Nor whoever gets their blocks next.
         assert [_ids(listener) for listener in again] == expected
+
+
+def test_a_model_that_has_no_numbers_for_anyone_is_unhealthy_until_it_has(engine: Engine) -> None:
+    for healthy in (True, True, False):
+        assert_failed(submitted(engine, a_request([POISON])), "internal", NO_NUMBERS)
+        wait_until(lambda expected=healthy: engine.load().healthy is expected)
+    # A contradiction is not the model's fault, whatever it costs its request.
+    contradiction = a_request([5], allowed_ids=(7,), bad_words=((7,),))
+    assert_failed(submitted(engine, contradiction), "bad_request", NOTHING_LEFT)
+    wait_until(lambda: engine.load().healthy)
 
 
 def _ids(listener: Listener) -> list[int]:
