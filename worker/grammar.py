@@ -16,17 +16,20 @@ from weakref import WeakValueDictionary
 import numpy as np
 import torch
 from llguidance import LLExecutor, LLMatcher
-from llguidance.numpy import fill_next_token_bitmask_par
+from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
 from numpy.typing import NDArray
 
 from core.protocol import Grammar
 from text.grammar import Compiled, GrammarError, Grammars, told, writable
+from worker.machine import cores
 from worker.sampler_masks import Fill, MaskError
 from worker.step import Opening
 
 # Compiled grammars that nobody uses at the moment. One takes 10 kB, and 50 MB where an answer
 # went through as many states as it may: some are kept, so that all of them stay under a gigabyte.
 KEPT_MAX = 16
+# Masks that are worth sharing out to threads: one takes microseconds, to wake a thread as long.
+SHARED_MIN = 8
 BROKEN = "the output so far breaks its grammar"
 NOTHING_FITS = "no token of this model fits the grammar here"
 
@@ -77,16 +80,16 @@ class CompiledGrammars:
         try:
             compiled = self._grammars.compile(grammar)
         except BaseException as error:  # noqa: BLE001 - those who wait must hear of any
-            self.on_compile(time.monotonic() - started, False)  # noqa: FBT003 - it has two words
             with self._lock:
                 del self._coming[grammar]
             coming.set_exception(error)
+            self.on_compile(time.monotonic() - started, False)  # noqa: FBT003 - it has two words
             return
-        self.on_compile(time.monotonic() - started, True)  # noqa: FBT003 - it has two words
         with self._lock:
             del self._coming[grammar]
             self._keep(grammar, compiled)
         coming.set_result(compiled)
+        self.on_compile(time.monotonic() - started, True)  # noqa: FBT003 - it has two words
 
     def _keep(self, grammar: Grammar, compiled: Compiled) -> None:
         self._used[grammar] = compiled
@@ -114,7 +117,8 @@ class GrammarMasks:
 
     def __init__(self, grammars: CompiledGrammars) -> None:
         self._grammars = grammars
-        self._executor = LLExecutor()
+        threads = cores() // 2
+        self._executor = LLExecutor(threads) if threads > 1 else None
         self._places: dict[int, _Place] = {}
         # Whatever a grammar says, it never lets a control token through.
         self._writable = writable(grammars.vocabulary)
@@ -191,7 +195,11 @@ class GrammarMasks:
 
     def _mask(self, places: Sequence[_Place], bits: NDArray[np.int32]) -> None:
         matchers = [(place.matcher, row) for row, place in enumerate(places) if place.matcher]
-        fill_next_token_bitmask_par(self._executor, matchers, bits)
+        if self._executor is not None and len(matchers) >= SHARED_MIN:
+            fill_next_token_bitmask_par(self._executor, matchers, bits)
+            return
+        for matcher, row in matchers:
+            fill_next_token_bitmask(matcher, bits, row)
 
     def _start_over(self, place: _Place) -> bool:
         """After an error: again from the first token, with nothing shared.

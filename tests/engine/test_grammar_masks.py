@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from llguidance import LLParserLimits
+from llguidance import LLExecutor, LLParserLimits
 
 from core.protocol import Grammar, Sampling
 from tests.support.engine_requests import EOS, FakeText
@@ -167,6 +167,16 @@ def test_states_used_up_by_one_slot_fail_no_other_of_its_grammar():
         masks.accept(1, token)
     masks.open(0, an_opening(grammar, shorter))
     assert masks.fill([0, 1]).places == (0, 1)
+
+
+def test_masks_are_the_same_by_however_many_threads():
+    openings = [
+        an_opening(a_grammar("regex", f"[a-z]{{{n + 1}}}"), ids_of("b" * n)) for n in range(12)
+    ]
+    alone, together = the_masks(*openings), the_masks(*openings)
+    alone._executor, together._executor = None, LLExecutor(2)
+    for slots in (range(12), range(3), [5]):
+        assert allowed(alone, list(slots)) == allowed(together, list(slots))
 
 
 def test_compiled_grammars_are_kept_while_used_and_otherwise_bounded():
