@@ -213,7 +213,9 @@ class Cursor:
             yield
 
     def _before_space(self, end: int) -> int:
-        return self._start + len(self._text[self._start : end].rstrip(_SPACES))
+        """Where the white space that ends here begins, or as much of it as is kept."""
+        core = self._text[self._start : end].rstrip(_SPACES)
+        return max(self._start + len(core), end - _RUN_CHARS_MAX)
 
     def _say(self, upto: int) -> None:
         if upto > self._start:
@@ -223,7 +225,8 @@ class Cursor:
 
     def _say_rest(self) -> None:
         # White space after a call only led to what did not come.
-        spaces = not self._text[self._start :].strip(_SPACES)
+        rest = self._text[self._start :]
+        spaces = len(rest) <= _RUN_CHARS_MAX and not rest.strip(_SPACES)
         if not (self._after_call and spaces):
             self._say(len(self._text))
 

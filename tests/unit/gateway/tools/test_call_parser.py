@@ -151,6 +151,18 @@ def test_white_space_beside_calls_is_nobodys() -> None:
     assert parse("hermes", f"a \n{call}") == [("a",), TWO]
 
 
+@pytest.mark.parametrize("spaces", [255, 256, 257, 1000])
+def test_white_space_without_end_is_not_held_for_ever(spaces: int) -> None:
+    call = '<tool_call>{"name":"f","arguments":{}}</tool_call>'
+    kept = max(0, spaces - 256)
+    for pieces in ([f"{' ' * spaces}{call}"], [*(" " * spaces), call]):
+        told = in_pieces(CallParser("hermes", NAMES, parallel=True), pieces)
+        assert told == [*([(" " * kept,)] if kept else []), TWO]
+    after = [(" " * spaces,)] if kept else []
+    for pieces in ([call + " " * spaces], [call, *(" " * spaces)]):
+        assert in_pieces(CallParser("hermes", NAMES, parallel=True), pieces) == [TWO, *after]
+
+
 def test_arguments_that_break_off_stay_as_far_as_they_were_told() -> None:
     parser = CallParser("hermes", NAMES, parallel=True)
     told = parser.feed('<tool_call>{"name":"f","arguments":{"a": 1', final=True)
