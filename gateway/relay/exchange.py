@@ -212,6 +212,7 @@ class Exchange:
             cache_marks=prompt.marks,
             sampling=sampling_of(
                 conversation,
+                prompt_tokens=wanted.prompt_tokens,
                 max_tokens=wanted.max_tokens,
                 rules=rules,
                 new_seed=self._shared.new_seed,

@@ -13,10 +13,17 @@ from text.chat import TextRefusedError
 from text.rules import TextRules
 
 BAD_WORD_TOKENS_MAX = 32
+# Tokens told of a prompt, the likeliest beside its own included: they are held until all are there.
+PROMPT_ENTRIES_MAX = 1 << 18
 
 
 def sampling_of(
-    conversation: Conversation, *, max_tokens: int, rules: TextRules, new_seed: Callable[[], int]
+    conversation: Conversation,
+    *,
+    prompt_tokens: int,
+    max_tokens: int,
+    rules: TextRules,
+    new_seed: Callable[[], int],
 ) -> Sampling:
     """For each choice of the answer. Raises RefusedError."""
     if conversation.min_tokens > max_tokens:
@@ -46,15 +53,20 @@ def sampling_of(
         stop_ids=conversation.stop_ids,
         ignore_eos=conversation.ignore_eos,
         logprobs=conversation.logprobs,
-        prompt_logprobs=_prompt_logprobs(conversation),
+        prompt_logprobs=_prompt_logprobs(conversation, prompt_tokens),
         grammar=conversation.grammar,
     )
 
 
-def _prompt_logprobs(conversation: Conversation) -> int | None:
+def _prompt_logprobs(conversation: Conversation, prompt_tokens: int) -> int | None:
     """As many as anyone asked for: the field of that name, or the echo of a prompt."""
     asked = [conversation.prompt_logprobs, conversation.logprobs if conversation.echo else None]
-    return max((count for count in asked if count is not None), default=None)
+    most = max((count for count in asked if count is not None), default=None)
+    if most is not None and (most + 1) * prompt_tokens > PROMPT_ENTRIES_MAX:
+        param = "logprobs" if conversation.prompt_logprobs is None else "prompt_logprobs"
+        problem = f"{most} for each of {prompt_tokens} tokens are more than are told of a prompt"
+        raise _bad(param, problem)
+    return most
 
 
 def _in_vocabulary(param: str, ids: Iterable[int], rules: TextRules) -> None:

@@ -7,7 +7,7 @@ from core.errors import Code, RefusedError
 from core.protocol import Choice, Generate, Sampling
 from gateway.conversation import Conversation
 from gateway.openai.draws import BIASES_MAX, STOP_IDS_MAX
-from gateway.relay.sampling import sampling_of
+from gateway.relay.sampling import PROMPT_ENTRIES_MAX, sampling_of
 from tests.support.tiny_llama import write_hf
 from text.rules import TextRules
 from text.sampling import SamplingDefaults
@@ -25,7 +25,9 @@ def rules(tmp_path_factory: pytest.TempPathFactory) -> TextRules:
 def sampling(rules: TextRules, defaults: SamplingDefaults = DEFAULTS, **said: object) -> Sampling:
     rules.sampling = defaults
     conversation = msgspec.structs.replace(SILENT, **said)
-    return sampling_of(conversation, max_tokens=5, rules=rules, new_seed=lambda: 77)
+    return sampling_of(
+        conversation, prompt_tokens=1000, max_tokens=5, rules=rules, new_seed=lambda: 77
+    )
 
 
 def test_what_the_client_leaves_out_is_the_models_own(rules: TextRules) -> None:
@@ -104,6 +106,25 @@ def test_what_the_model_cannot_do_is_refused_and_names_the_field(
     refusal = caught.value.refusal
     assert (refusal.code, refusal.param) == (Code.BAD_REQUEST, param)
     assert refusal.message.startswith(f"{param}: ")
+
+
+@pytest.mark.parametrize(
+    ("said", "param"),
+    [
+        ({"prompt_logprobs": 20}, "prompt_logprobs"),
+        ({"logprobs": 20, "echo": True}, "logprobs"),
+    ],
+)
+def test_more_than_can_be_held_of_a_prompt_is_refused(
+    rules: TextRules, said: dict[str, object], param: str
+) -> None:
+    conversation = msgspec.structs.replace(SILENT, **said)
+    asked = {"max_tokens": 5, "rules": rules, "new_seed": lambda: 77}
+    most = PROMPT_ENTRIES_MAX // 21
+    assert sampling_of(conversation, prompt_tokens=most, **asked).prompt_logprobs == 20
+    with pytest.raises(RefusedError) as caught:
+        sampling_of(conversation, prompt_tokens=most + 1, **asked)
+    assert caught.value.refusal.param == param
 
 
 def test_a_worker_takes_as_many_ids_as_a_caller_may_send() -> None:
