@@ -38,7 +38,7 @@ class Outlet:
         return True
 
     def _pass(self, events: Sequence[Event]) -> None:
-        if self._closed:
+        if self._closed or not events:
             return
         # Before it is told: after a last word that raised there is no other.
         self._closed = isinstance(events[-1], Finished | Failed)

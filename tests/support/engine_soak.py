@@ -6,6 +6,7 @@ object of one, no thread, no file, and no memory beyond a bound.
 """
 
 import gc
+import logging
 import os
 import threading
 import time
@@ -76,6 +77,17 @@ class Attempt:
                         self.faults.append(f"{event.usage} for {self._produced} tokens")
 
 
+class Errors(logging.Handler):
+    """What the worker logged as an error: there is to be none, whatever it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(f"{record.getMessage()} {record.exc_info}")
+
+
 class Rest(msgspec.Struct, frozen=True, kw_only=True):
     """What was there when nothing ran."""
 
@@ -104,6 +116,7 @@ class Soak:
         self._tell = tell
         self._stuck = threading.Event()
         self._watchdog = Watchdog(self.engine, on_stuck=self._stuck.set, guard=NoGuard())
+        self._errors = Errors()
         self._live: list[Attempt] = []
         self._next: Attempt | None = None
         self.started_s = time.monotonic()
@@ -116,6 +129,7 @@ class Soak:
 
     def run(self, seconds: float, phases: int) -> None:
         """Traffic for so long, with a rest after each of the phases."""
+        logging.getLogger("worker").addHandler(self._errors)
         self.engine.start()
         self._watchdog.start()
         try:
@@ -124,6 +138,7 @@ class Soak:
                 self._rest()
             self._judge_growth()
         finally:
+            logging.getLogger("worker").removeHandler(self._errors)
             self._watchdog.stop()
             self.engine.stop(30)
 
@@ -211,6 +226,7 @@ class Soak:
     def _judge_rest(self) -> None:
         engine, load = self.engine, self.engine.load()
         pool = engine._stepper.scheduler.pool
+        assert self._errors.messages == []
         assert load.integrity
         assert load.healthy
         assert (load.running, load.waiting) == (0, 0)

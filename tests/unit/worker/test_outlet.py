@@ -26,6 +26,14 @@ def test_nothing_follows_a_last_word_from_either_side():
         assert heard == [STARTED, FINISHED if first == "engine" else FAILED]
 
 
+def test_nothing_to_tell_is_told_to_nobody():
+    heard = []
+    outlet = Outlet(heard.append)
+    outlet([])
+    outlet([FINISHED])
+    assert heard == [[FINISHED]]
+
+
 def test_a_last_word_that_raised_was_the_last():
     def broken(events):
         raise OSError
