@@ -26,7 +26,7 @@ from gateway.worker_client import WorkerClient, WorkerLimits
 from tests.support.services import free_port
 
 START_S = 900.0  # vLLM compiles at its first start
-NACK_RETRY_S = 0.005  # as a dispatcher would, once something has ended
+NACK_RETRY_S = 0.05
 SECRET = "benchmark-secret-of-no-value"  # noqa: S105 - guards a worker on loopback for minutes
 
 
@@ -110,6 +110,8 @@ class OurWorker:
             "WORKER_PORT": str(port),
             "KV_MEMORY_MB": "2048",
             "LOG_LEVEL": "ERROR",
+            # Nobody queues before it here, and asking again and again would be load.
+            "WAITING_TOKENS_MAX": str(1 << 20),
         }
         self._process = Process(
             [sys.executable, "-m", "worker"],

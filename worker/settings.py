@@ -33,6 +33,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     block_tokens: int = 16
     max_batched_tokens: int = 512
     max_sequences: int = 64
+    waiting_tokens_max: int = 0  # of prompts that wait; 0: one step's, for gateways queue better
     batch_invariant: bool = False  # a sequence's logits are the same bits in any company; slower
     itl_target_ms: int = 0  # that a step with prefill beside decodes may take; 0: by itl_stretch
     itl_stretch: float = 1.6  # and so many times a step of those decodes alone; 0 is no limit
@@ -50,6 +51,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 MAY_BE_ZERO = frozenset({
     "worker_port", "threads", "kv_blocks", "kv_memory_mb", "host_memory_mb", "itl_target_ms",
+    "waiting_tokens_max",
 })  # fmt: skip
 
 # It is a field of an internal token, which dots separate, and a key of the control plane's.

@@ -151,6 +151,7 @@ class LoadedModel:
             block_tokens=settings.block_tokens,
             max_batched_tokens=settings.max_batched_tokens,
             max_sequences=settings.max_sequences,
+            waiting_tokens_max=settings.waiting_tokens_max,
             itl_target_ms=settings.itl_target_ms,
             itl_stretch=settings.itl_stretch,
             host_blocks=self._host_blocks,
