@@ -142,6 +142,8 @@ def _engine_problems(worker: Worker) -> list[str]:
         found.append("has work left")
     if pool.num_in_use or pool.num_available != pool.num_blocks:
         found.append(f"{pool.num_in_use} blocks are in use at idle")
+    if pool.host.num_available != pool.host.num_blocks:
+        found.append("host blocks are held at idle")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Mutants of the ledger's rules that behave as the original does, each with the reason.
+"""Mutants of the rules that behave as the original does, each with the reason.
 
 By function, the line before, and the line after: mutmut's own numbers move with every change.
 """
@@ -11,6 +11,8 @@ _GRANT_OF_LESS = "what frees room, or needs none, is granted whole by any limit"
 _ADJUSTMENT = "return granted_micro(account_limits(account), amount, amount) if {} else amount"
 _REPRICE = "return granted_micro(limits, delta, delta) if {} else delta"
 _NOT_READ = "limits do not depend on what the request itself holds"
+
+_COST = "self.token_ms = known + (more_ms - known) * (_RISE if more_ms {} known else _FALL)"
 
 EQUIVALENT: dict[Change, str] = {
     (
@@ -53,4 +55,9 @@ EQUIVALENT: dict[Change, str] = {
         "limits = self._limits(Row(asked=asked, day=self.today, reserved_micro=0))",
         "limits = self._limits(Row(asked=asked, day=self.today, reserved_micro=1))",
     ): _NOT_READ,
+    (
+        "observed",
+        _COST.format(">"),
+        _COST.format(">="),
+    ): "what is measured as it was known moves nothing by either weight",
 }

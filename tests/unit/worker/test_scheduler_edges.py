@@ -255,3 +255,32 @@ def test_a_mark_on_a_block_without_content_is_nothing():
 def test_marks_of_a_prompt_end_with_it():
     sequence = a_sequence([1] * 6, marks=[CacheMark(tokens=100)])
     assert (sequence.kept_ms(6), sequence.kept_ms(7)) == (FIVE, 0)
+
+
+def test_a_prompts_logprobs_that_were_told_are_not_told_again():
+    sequence = a_sequence([1] * 9, tells_prompt=True)
+    logprobs = tuple("abcd")
+    assert sequence.tell(1, logprobs) == (1, logprobs)
+    assert sequence.tell(1, logprobs) == (5, ())
+    assert sequence.tell(4, logprobs) == (5, ("b", "c", "d"))
+    assert sequence.untold == 8
+
+
+def test_a_sequence_that_forks_later_is_forecast_with_its_prompt_once():
+    driver = Driver(expected_share=0)
+    first, second = (a_sequence(range(1, 10), request="two", choice=i) for i in range(2))
+    first.forks = [second]
+    assert driver.scheduler.forecast.blocks_with_forks(first) == 3 + (3 - 2)
+
+
+def test_what_it_will_hit_is_not_asked_for_again():
+    driver = Driver(kv_blocks=8, expected_share=0, headroom_share=0, max_batched_tokens=32)
+    driver.add(a_sequence(range(1, 18), max_tokens=1))
+    driver.run()
+    driver.add(a_sequence([99] * 5, max_tokens=8))
+    driver.step()
+    again = driver.add(a_sequence(range(1, 18), max_tokens=1))
+    driver.step()
+    assert again.cached_tokens == 16
+    driver.run()
+    assert_right_outputs(driver, 3)
