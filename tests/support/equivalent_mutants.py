@@ -60,4 +60,5 @@ EQUIVALENT: dict[Change, str] = {
         _COST.format(">"),
         _COST.format(">="),
     ): "what is measured as it was known moves nothing by either weight",
+    ("_list", "self._stamp += 1", "self._stamp += 2"): "stamps are only compared",
 }

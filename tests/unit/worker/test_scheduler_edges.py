@@ -284,3 +284,11 @@ def test_what_it_will_hit_is_not_asked_for_again():
     assert again.cached_tokens == 16
     driver.run()
     assert_right_outputs(driver, 3)
+
+
+def test_the_share_that_is_learned_is_of_what_was_still_allowed():
+    forecast = Driver(expected_share=0).scheduler.forecast
+    sequence = a_sequence([1] * 4, outputs=[1, 2], max_tokens=8)
+    sequence.tokens += [5, 6, 7]
+    forecast.finished(sequence)
+    assert forecast.share == 3 / 6 / 16
