@@ -40,7 +40,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--long-tokens", type=int, default=4000)
     parser.add_argument("--own-tokens", type=int, default=200, help="of a stream's prompt")
     parser.add_argument("--output-tokens", type=int, default=400, help="of a stream")
-    parser.add_argument("--lead-s", type=float, default=6.0, help="before the prompt arrives")
+    parser.add_argument("--lead-tokens", type=int, default=48, help="before the prompt arrives")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", default=",".join(WORKERS))
     parser.add_argument("--env", action="append", default=[], metavar="KEY=VALUE", help="of all")
@@ -82,11 +82,13 @@ async def run(options: argparse.Namespace) -> dict[str, object]:
 async def one_round(
     worker: OurWorker, prompts: Prompts, options: argparse.Namespace
 ) -> dict[str, float]:
+    watched = [Answer(sent=time.perf_counter()) for _ in range(options.streams)]
     streams = [
-        asyncio.create_task(worker.answer(prompt, options.output_tokens))
-        for prompt in prompts.take(options.streams)
+        asyncio.create_task(worker.answer(prompt, options.output_tokens, answer))
+        for prompt, answer in zip(prompts.take(options.streams), watched, strict=True)
     ]
-    await asyncio.sleep(options.lead_s)
+    while min(len(answer.times) for answer in watched) < options.lead_tokens:  # noqa: ASYNC110 - they tell nobody
+        await asyncio.sleep(0.02)
     arrival = time.perf_counter()
     long = await worker.answer(prompts.fresh(options.long_tokens), 1)
     answers = await asyncio.gather(*streams)
