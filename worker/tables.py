@@ -127,7 +127,6 @@ class Tables:
         """Let its blocks go."""
         self._pool.release(sequence.blocks)
         sequence.blocks = []
-        sequence.table = None
 
     def _to_stow(self, sequence: Sequence) -> list[int]:
         end = self._pool.blocks_for(sequence.num_computed)

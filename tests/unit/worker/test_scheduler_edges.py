@@ -57,12 +57,12 @@ def test_all_of_a_lower_class_make_way_for_one_that_can_only_run_alone():
     assert_right_outputs(driver, 2)
 
 
-def test_a_preempted_sequence_waits_because_of_the_order():
+def test_a_preempted_sequence_waits_because_of_the_order_and_has_no_slot():
     driver = Driver()
     sequence = driver.add(a_sequence())
     driver.step()
     driver.scheduler.preempt(sequence)
-    assert sequence.wait is Wait.ORDER
+    assert (sequence.wait, sequence.slot) == (Wait.ORDER, -1)
 
 
 def test_a_deadline_at_the_first_millisecond_is_one():
