@@ -234,3 +234,10 @@ def test_usage_tells_reads_and_writes_of_the_whole_request_once():
     assert (second.cached_tokens, second.cache_write_tokens) == (36, 0)
     assert first.is_possible
     assert second.is_possible
+
+
+def test_a_hit_beyond_the_mark_is_not_kept():
+    driver = Driver()
+    compute(driver, MARKED)
+    compute(driver, MARKED, mark(4))
+    assert driver.scheduler.pool.device.num_marked == 1
