@@ -292,3 +292,11 @@ def test_the_share_that_is_learned_is_of_what_was_still_allowed():
     sequence.tokens += [5, 6, 7]
     forecast.finished(sequence)
     assert forecast.share == 3 / 6 / 16
+
+
+def test_each_class_lapses_by_itself_and_a_lapsed_block_can_be_held():
+    tier = a_tier(TTL_MS["1h"], FIVE)
+    tier.advance(FIVE)
+    assert tier.num_marked == 1
+    tier.hold(1)
+    assert tier.problems([[1]]) == []
