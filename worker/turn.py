@@ -138,7 +138,9 @@ class Turn:
         self._growth = None
         self._tables.load(sequence, hits)
         if sequence.cached_tokens is None:
-            sequence.cached_tokens = min(sequence.num_computed, sequence.num_prompt)
+            # What was stowed of it is its own: it read that from nobody.
+            cached = len(hits) * self._config.block_tokens
+            sequence.cached_tokens = min(cached, sequence.num_prompt)
             sequence.num_counted = sequence.cached_tokens
         room = self._tables.room(sequence)
         self._give(sequence, min(most, self._budget, sequence.remaining, room))
