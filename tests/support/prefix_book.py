@@ -27,6 +27,7 @@ class PrefixBook:
         self.after_event(running)
         self._kept_before = self._cached(kept=True)
         self._loose_before = self._cached(kept=False)
+        self._num_cached_before = self._pool.num_cached
 
     def judge_step(self) -> None:
         """No kept prefix left the device while one stayed that nothing keeps.
@@ -40,7 +41,8 @@ class PrefixBook:
             for block, prefix in self._loose_before.items()
             if prefix in on_device and not self._pool.device.refs[block]
         }
-        if len(self._kept_before) <= self._pool.device.marked_max:
+        # Copies of one content count too: a mark that comes with one of them keeps them all.
+        if self._num_cached_before - len(self._loose_before) <= self._pool.device.marked_max:
             assert not (lost and stayed), f"{lost} were kept and left, {stayed} stayed"
 
     def after_event(self, running: Iterable[Sequence]) -> None:
@@ -55,7 +57,8 @@ class PrefixBook:
                     mark_ttl == ttl and end <= min(tokens, sequence.num_prompt)
                     for mark_ttl, tokens in sequence.marks
                 )]  # fmt: skip
-                if asked and end <= sequence.num_computed:
+                # After a flush a holder's block may be unpublished, and another's found.
+                if asked and self._pool.is_published(block):
                     prefix = (sequence.root, tuple(sequence.tokens[:end]))
                     self._kept_ms[prefix] = max(self._kept_ms.get(prefix, 0), *asked)
 
