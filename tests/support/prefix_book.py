@@ -60,7 +60,10 @@ class PrefixBook:
                 # After a flush a holder's block may be unpublished, and another's found.
                 if asked and self._pool.is_published(block):
                     prefix = (sequence.root, tuple(sequence.tokens[:end]))
-                    self._kept_ms[prefix] = max(self._kept_ms.get(prefix, 0), *asked)
+                    if max(asked) > self._kept_ms.get(prefix, 0):
+                        self._kept_ms[prefix] = max(asked)
+                        for copy in self._pool.device.contents[block].device:
+                            self._used_ms[copy] = self._now_ms  # a longer mark is a use of all
 
     def forget_unknown(self) -> None:
         """A mark lasts as long as its content is known."""
