@@ -15,7 +15,8 @@ import gc
 import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Protocol
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -33,6 +34,8 @@ POLL_S = 0.05
 ENGINE_STOP_TIMEOUT_S = 5.0
 
 ASLEEP, WAKING, CHANGING = "asleep", "waking", "changing"
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -188,8 +191,8 @@ class Serving:
 
     async def _loaded(self, settings: WorkerSettings, boot_id: str) -> Engine:
         if self._model is None:
-            self._model = await asyncio.to_thread(self._load, settings)
-        engine = await asyncio.to_thread(self._model.open, boot_id, self._server.metrics)
+            self._model = await _in_own_thread(self._load, settings)
+        engine = await _in_own_thread(self._model.open, boot_id, self._server.metrics)
         self.bounds = engine.config
         return engine
 
@@ -197,8 +200,8 @@ class Serving:
         self._level = 0
         self.engine = engine
         self._watchdog = Watchdog(engine, on_stuck=self._on_stuck, guard=self._guard)
-        engine.start()
         self._watchdog.start()
+        engine.start()
         self._server.engine = engine
 
     async def _quiesce(self) -> None:
@@ -250,6 +253,20 @@ class Serving:
             except Exception as error:
                 self.broken = error
                 raise ChangeError(500, f"{type(error).__name__}: the worker ends") from error
+
+
+async def _in_own_thread(call: Callable[..., T], *args: Any) -> T:
+    """Run what computes in a thread that ends with it.
+
+    OpenMP keeps a team for each thread that has computed, and where the teams of a process have
+    more threads than there are cores, nobody spins while waiting for the others: a decode step
+    took twice as long beside the idle team of the thread that had loaded the weights.
+    """
+    threads = ThreadPoolExecutor(1, thread_name_prefix="load")
+    try:
+        return await asyncio.get_running_loop().run_in_executor(threads, call, *args)
+    finally:
+        threads.shutdown(wait=False)
 
 
 def _failed(what: str, error: Exception) -> ChangeError:

@@ -84,7 +84,8 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def start(self) -> None:
-        """Begin to look, once each tick."""
+        """Begin to look, once each tick. Life is expected from now on, not from the first one."""
+        self._guard.expect_life(self._engine.patience.bound_s(0) + GRACE_S)
         self._thread.start()
 
     def stop(self) -> None:

@@ -141,8 +141,14 @@ async def test_what_is_no_change_is_refused(tmp_path):
         ):
             assert (await worker.post(path, body)).status_code == 400
         assert (await worker.client.post("/sleep")).status_code == 401
+        # What runs holds the first one up, so that the second is beside it.
+        running = asyncio.create_task(
+            worker.generate(a_request((3, 4), version=version, max_tokens=400, ignore_eos=True))
+        )
+        await worker.until_running()
         both = await asyncio.gather(*(worker.post("/sleep") for _ in range(2)))
         assert sorted(each.status_code for each in both) == [200, 409]
+        await running
         worker.process.terminate()
         assert await worker.end() == 0, worker.output
 
