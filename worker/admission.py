@@ -26,7 +26,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     host_blocks: int = 0  # in host memory, for what is evicted and preempted; 0 is none
     marked_share: float = 0.5  # of either memory that cache marks may keep from eviction
     # Prefill beside decodes is bounded so that a step lasts at most `itl_target_ms`; where that
-    # is 0, `itl_stretch` times a step of those decodes alone; where both are 0, not at all.
+    # is 0, prompts of over a step are, by `itl_stretch` times a step of those decodes alone.
     itl_target_ms: float = 0.0
     itl_stretch: float = 1.6
     # What moving a block to or from host memory and a token's prefill take, until measured.

@@ -36,7 +36,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     waiting_tokens_max: int = 0  # of prompts that wait; 0: one step's, for gateways queue better
     batch_invariant: bool = False  # a sequence's logits are the same bits in any company; slower
     itl_target_ms: int = 0  # that a step with prefill beside decodes may take; 0: by itl_stretch
-    itl_stretch: float = 1.6  # and so many times a step of those decodes alone; 0 is no limit
+    itl_stretch: float = 1.6  # with prompts over a step: so many times the decodes alone; 0: any
     # Bounds.
     step_timeout_s: int = 60  # or ten times the slowest step of its size, if that is longer
     drain_timeout_s: int = 10

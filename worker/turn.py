@@ -36,6 +36,7 @@ class Turn:
         self.num_stowed = 0
         self._config, self._line, self._pool, self._tables, self._forecast, self._pace = parts
         self._budget = self._config.max_batched_tokens
+        self._long_budget = self._budget  # of those, what prompts over a whole step may take
         self._counts: dict[Sequence, int] = {}
         self._copies: dict[Sequence, Copy] = {}
         self._closed = False  # to admissions
@@ -46,11 +47,12 @@ class Turn:
         for sequence in sorted(self._line.running, key=by_priority):
             if sequence.state is State.RUNNING and sequence.remaining == 1:
                 self._feed(sequence, 1)
-        whole, most = self._config.max_batched_tokens, self._budget
-        decodes, line = len(self._counts), self._line
-        wanting = len(line.running) - decodes + min(len(line.waiting), len(line.slots))
-        self._budget = self._pace.prefill_tokens(decodes, self._budget, wanting)
-        self._prefills(max(1, (whole if most == self._budget else self._budget) // 2))
+        self._limit_prefills()
+        whole = self._config.max_batched_tokens
+        targeted = self._config.itl_target_ms and self._long_budget < whole
+        if targeted:
+            self._budget = self._long_budget
+        self._prefills(max(1, (self._budget if targeted else whole) // 2))
         self._deal_rest()
 
     def plan(self) -> StepPlan | None:
@@ -67,7 +69,7 @@ class Turn:
 
     def preempt(self, sequence: Sequence) -> None:
         """Back to the queue, to be moved back from host memory, or to be computed again."""
-        self._budget += self._counts.pop(sequence, 0)
+        self._spend(sequence, -self._counts.pop(sequence, 0))
         copied = self._copies.pop(sequence, None)
         self._closed = True  # what was freed is for those that run
         self._growth = None
@@ -82,6 +84,13 @@ class Turn:
         sequence.wait = Wait.ORDER
         self._forecast.preempted()
         self.num_preempted += 1
+
+    def _limit_prefills(self) -> None:
+        decodes, line = len(self._counts), self._line
+        wanting = len(line.running) - decodes + min(len(line.waiting), len(line.slots))
+        allowed = self._pace.prefill_tokens(decodes, self._budget, wanting)
+        if allowed < self._budget:
+            self._long_budget = allowed
 
     def _prefills(self, half: int) -> None:
         prefilling = [sequence for sequence in self._line.running if sequence.remaining > 1]
@@ -100,11 +109,29 @@ class Turn:
     def _deal_rest(self) -> None:
         for sequence, given in self._counts.items():
             room = self._tables.room(sequence) - given
-            more = min(self._budget, sequence.remaining - given, room)
+            more = min(self._left(sequence), sequence.remaining - given, room)
             if more > 0:
                 self._give(sequence, more)
 
+    def _left(self, sequence: Sequence) -> int:
+        """Tokens that the step has left for it.
+
+        A prompt of over a step would delay the decodes beside it in each of its chunks, so these
+        are short; one that a step is enough for delays them once, and decodes all the sooner.
+        """
+        return min(self._budget, self._long_budget) if self._is_long(sequence) else self._budget
+
+    def _is_long(self, sequence: Sequence) -> bool:
+        return sequence.remaining > self._config.max_batched_tokens
+
+    def _spend(self, sequence: Sequence, number: int) -> None:
+        self._budget -= number
+        if self._is_long(sequence):
+            self._long_budget -= number
+
     def _feed(self, sequence: Sequence, most: int) -> None:
+        if not self._left(sequence):
+            return
         while (room := self._tables.room(sequence)) < 1:
             last = max(self._line.running, key=by_priority)
             if last is sequence:
@@ -113,13 +140,13 @@ class Turn:
         copy = self._tables.begin(sequence)
         if copy is not None:
             self._copies[sequence] = copy
-        self._give(sequence, min(most, self._budget, sequence.remaining, room))
+        self._give(sequence, min(most, self._left(sequence), sequence.remaining, room))
 
     def _give(self, sequence: Sequence, number: int) -> None:
         given = self._counts.get(sequence, 0) + number
         self._tables.grow(sequence, sequence.num_computed + given)
         self._counts[sequence] = given
-        self._budget -= number
+        self._spend(sequence, number)
 
     def _admit(self, sequence: Sequence, most: int) -> None:
         hits = self._tables.match(sequence)
@@ -143,7 +170,7 @@ class Turn:
             sequence.cached_tokens = min(cached, sequence.num_prompt)
             sequence.num_counted = sequence.cached_tokens
         room = self._tables.room(sequence)
-        self._give(sequence, min(most, self._budget, sequence.remaining, room))
+        self._give(sequence, min(most, max(1, self._left(sequence)), sequence.remaining, room))
 
     def _is_computed_by_another(self, sequence: Sequence, num_hits: int) -> bool:
         """Whether waiting spares computing its next full block.

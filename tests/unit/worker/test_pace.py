@@ -237,6 +237,24 @@ def test_many_that_arrive_at_once_are_soon_all_at_work():
     assert steps < 100  # as few as 4 without a bound, and 130 if each step bore the same
 
 
+def test_a_prompt_that_fits_a_step_is_over_in_one_whatever_decodes_beside_it_and_a_long_one():
+    machine = Machine(2)
+    driver = machine.driver
+    for number in range(4):
+        driver.add(a_sequence([number] * 4, max_tokens=900))
+    for _ in range(20):
+        machine.step()
+    long = driver.add(a_sequence([i % 250 for i in range(6000)], max_tokens=1))
+    for _ in range(10):
+        machine.step()
+    short = driver.add(a_sequence([9] * 100, max_tokens=1))
+    step = machine.step()[1]
+    assert step[short.number] == 100
+    assert 0 < step[long.number] < 100
+    driver.scheduler.preempt(long)
+    assert machine.step()[1][long.number] < 200
+
+
 def test_when_the_machine_slows_prefill_shrinks_and_when_it_recovers_so_does_prefill():
     machine = Machine(1)
     machine.token_ms = 0.2
