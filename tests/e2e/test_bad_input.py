@@ -48,8 +48,18 @@ OPENAI_BAD = {
     "five stop strings": (chat(stop=list("abcde")), 400),
     "an empty stop string": (chat(stop=[""]), 400),
     "stream_options without stream": (chat(stream_options={"include_usage": True}), 400),
-    "tools": (chat(tools=[{"type": "function", "function": {"name": "f"}}]), 400),
-    "a response format": (chat(response_format={"type": "json_object"}), 400),
+    "a tool's name": (chat(tools=[{"type": "function", "function": {"name": "f g"}}]), 400),
+    "a choice without tools": (chat(tool_choice="required"), 400),
+    "a response format": (chat(response_format={"type": "xml"}), 400),
+    "a schema that cannot be held to": (
+        chat(
+            response_format={
+                "type": "json_schema",
+                "json_schema": {"name": "s", "schema": {"type": "object", "pattern": "("}},
+            }
+        ),
+        400,
+    ),
     "an unknown field": (chat(frobnicate=True), 400),
 }
 
@@ -69,7 +79,8 @@ ANTHROPIC_BAD = {
         400,
     ),
     "temperature too high": (message(temperature=1.5), 400),
-    "tools": (message(tools=[{"name": "f", "input_schema": {"type": "object"}}]), 400),
+    "a tool's schema": (message(tools=[{"name": "f", "input_schema": {"type": "string"}}]), 400),
+    "a choice without tools": (message(tool_choice={"type": "any"}), 400),
     "an unknown field": (message(frobnicate=True), 400),
 }
 

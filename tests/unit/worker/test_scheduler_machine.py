@@ -165,7 +165,10 @@ class Histories(RuleBasedStateMachine):
 
     def _complete(self, plan):
         result = self.memory.execute(plan)
-        for sequence, _ in self.scheduler.complete(plan, result):
+        drawn = self.scheduler.complete(plan, result)
+        # A resumed answer may end with the step that publishes its prompt.
+        self.book.after_event(self.scheduler.running)
+        for sequence, _ in drawn:
             if sequence.num_tokens == sequence.final_tokens:
                 self.scheduler.finish(sequence)
 
