@@ -55,7 +55,7 @@ OPENAI_BAD = {
         chat(
             response_format={
                 "type": "json_schema",
-                "json_schema": {"name": "s", "schema": {"type": "object", "pattern": "("}},
+                "json_schema": {"name": "s", "schema": {"type": "string", "pattern": "("}},
             }
         ),
         400,
