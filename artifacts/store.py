@@ -19,6 +19,7 @@ import msgspec
 
 from artifacts.errors import CorruptError, UnknownModelError
 from artifacts.files import sha256_of, sync_folder, write_atomic
+from artifacts.lock import file_lock
 from artifacts.manifest import MANIFEST_NAME, FileEntry, Manifest, contents_of, version_hash
 
 _Stamps = dict[str, tuple[int, int, int]]  # path: size, mtime in ns, inode
@@ -86,9 +87,11 @@ class ModelStore:
         do not change under a reader.
         """
         folder = self._versions / manifest.version
-        if self._manifest(manifest.version) is None:
-            shutil.rmtree(folder, ignore_errors=True)
-            self._publish(manifest, folder, workspace)
+        # Under a lock: what looks broken may be what another process is about to make whole.
+        with file_lock(self.root / "locks" / f"version-{manifest.version}"):
+            if self._manifest(manifest.version) is None:
+                shutil.rmtree(folder, ignore_errors=True)
+                self._publish(manifest, folder, workspace)
         write_atomic(self._names / manifest.name, manifest.version.encode())
         found = self.find(manifest.name)
         assert found is not None, "a version just added is found"
