@@ -119,7 +119,8 @@ class Turn:
         A prompt of over a step would delay the decodes beside it in each of its chunks, so these
         are short; one that a step is enough for delays them once, and decodes all the sooner.
         """
-        return min(self._budget, self._long_budget) if self._is_long(sequence) else self._budget
+        long_left = max(0, self._long_budget)  # each that is admitted gets a token beyond it
+        return min(self._budget, long_left) if self._is_long(sequence) else self._budget
 
     def _is_long(self, sequence: Sequence) -> bool:
         return sequence.remaining > self._config.max_batched_tokens

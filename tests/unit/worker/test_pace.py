@@ -45,6 +45,27 @@ def test_the_more_want_to_begin_than_decode_the_longer_is_the_stretch(wanting, t
     assert learned(a_pace(target_ms=50.0)).prefill_tokens(8, 512, wanting) == 60
 
 
+def test_several_long_prompts_share_what_one_may_take_and_none_gets_less_than_nothing():
+    machine = Machine(2)
+    driver = machine.driver
+    for number in range(4):
+        driver.add(a_sequence([number] * 4, max_tokens=900))
+    for _ in range(20):
+        machine.step()
+    prompts = [
+        driver.add(a_sequence([(i * n) % 250 for i in range(2500)], max_tokens=1))
+        for n in (1, 3, 7)
+    ]
+    for _ in range(40):
+        step = machine.step()[1]
+        assert all(tokens > 0 for tokens in step.values())
+        assert sum(step.get(prompt.number, 0) for prompt in prompts) < 200
+    assert len(driver.scheduler.running) == 7
+    while driver.scheduler.has_work:
+        machine.step()
+    assert_right_outputs(driver, 7)
+
+
 def test_a_target_bounds_the_whole_step_and_goes_before_the_stretch():
     assert learned(a_pace(target_ms=50.0)).prefill_tokens(8, 512) == 60
     assert learned(a_pace(target_ms=25.0, stretch=9.0)).prefill_tokens(8, 512) == 10
@@ -253,6 +274,19 @@ def test_a_prompt_that_fits_a_step_is_over_in_one_whatever_decodes_beside_it_and
     assert 0 < step[long.number] < 100
     driver.scheduler.preempt(long)
     assert machine.step()[1][long.number] < 200
+
+
+def test_a_target_bounds_what_a_short_prompt_takes_too():
+    machine = Machine(2, itl_target_ms=25.0)
+    driver = machine.driver
+    for number in range(4):
+        driver.add(a_sequence([number] * 4, max_tokens=900))
+    for _ in range(20):
+        machine.step()
+    driver.add(a_sequence([8] * 20, max_tokens=1))
+    machine.step()  # what a token of prefill takes is measured now
+    short = driver.add(a_sequence([9] * 400, max_tokens=1))
+    assert 0 < machine.step()[1][short.number] < 400
 
 
 def test_when_the_machine_slows_prefill_shrinks_and_when_it_recovers_so_does_prefill():
