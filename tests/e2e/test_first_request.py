@@ -1,6 +1,5 @@
 """A tenant's first request, through both official SDKs and the command line."""
 
-import anthropic
 import httpx
 import openai
 import pytest
@@ -13,18 +12,6 @@ QUESTION = "What is the capital of France?"
 ASK = [{"role": "user", "content": QUESTION}]
 # The SDK no longer has the parameter; the API does.
 GREEDY = {"temperature": 0}
-
-
-@pytest.fixture
-def openai_client(stack):
-    with openai.OpenAI(base_url=f"{stack.gateway_url}/v1", api_key=stack.key) as client:
-        yield client
-
-
-@pytest.fixture
-def anthropic_client(stack):
-    with anthropic.Anthropic(base_url=stack.gateway_url, api_key=stack.key) as client:
-        yield client
 
 
 def test_openai_answers_paris(openai_client):

@@ -3,7 +3,6 @@
 import json
 from enum import Enum
 
-import anthropic
 import httpx
 import jsonschema
 import openai
@@ -33,18 +32,6 @@ class Author(pydantic.BaseModel):
     name: str = pydantic.Field(max_length=16)
     born: int | None = pydantic.Field(ge=1000, le=2000)
     plays: list[Play] = pydantic.Field(min_length=1, max_length=2)
-
-
-@pytest.fixture
-def openai_client(stack):
-    with openai.OpenAI(base_url=f"{stack.gateway_url}/v1", api_key=stack.key) as client:
-        yield client
-
-
-@pytest.fixture
-def anthropic_client(stack):
-    with anthropic.Anthropic(base_url=stack.gateway_url, api_key=stack.key) as client:
-        yield client
 
 
 def test_openai_parses_an_answer_into_a_class(openai_client):
