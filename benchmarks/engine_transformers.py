@@ -65,12 +65,12 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--dtype", required=True)
     options = parser.parse_args()
-    # Imported here: the benchmark itself needs neither.
-    import torch  # noqa: PLC0415
-    import transformers  # noqa: PLC0415
+    # Here, because the benchmark reads this module to start it, and must not load torch beside it.
+    import torch  # noqa: PLC0415 - see above
+    import transformers  # noqa: PLC0415 - see above
 
-    from tests.support.transformers_llama import transformers_llama  # noqa: PLC0415
-    from worker.weights import load_weights  # noqa: PLC0415
+    from tests.support.transformers_llama import transformers_llama  # noqa: PLC0415 - see above
+    from worker.weights import load_weights  # noqa: PLC0415 - see above
 
     model = transformers_llama(load_weights(options.model, getattr(torch, options.dtype)))
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}

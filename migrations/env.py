@@ -40,7 +40,7 @@ def database_url() -> str:
     if given is not None:
         return str(given)
     # This is the main module of the command `alembic`.
-    return read_settings(MigrationSettings, os.environ).database_url  # noqa: TID251
+    return read_settings(MigrationSettings, os.environ).database_url  # noqa: TID251 - Alembic runs this file itself
 
 
 def is_ours(name: str | None, kind: str, _parents: object) -> bool:

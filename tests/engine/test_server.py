@@ -86,7 +86,7 @@ class Fixture:
 
     async def idle(self):
         async with asyncio.timeout(5):
-            while len(self.server.attempts) or self.engine.load().kv_blocks_in_use:  # noqa: ASYNC110
+            while len(self.server.attempts) or self.engine.load().kv_blocks_in_use:  # noqa: ASYNC110 - nothing tells
                 await asyncio.sleep(0.01)
 
 

@@ -26,6 +26,7 @@ from core.tickets import Limits
 from gateway.server import Server, listen, make_server
 from gateway.settings import GatewaySettings
 from store import registry, tenants
+from store.accounts import account
 from store.dispatch import audit
 from store.fleet import put_replica
 from store.postgres import Postgres
@@ -189,8 +190,6 @@ class World:
 
     async def balance(self, caller: Caller) -> tuple[int, int]:
         """Posted and reserved."""
-        from store.accounts import account  # noqa: PLC0415
-
         async with self.postgres.connection() as conn:
             found = await account(conn, caller.tenant_id)
         assert found is not None

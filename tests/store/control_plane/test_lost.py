@@ -42,7 +42,7 @@ async def usage_of(plane, request_id):
 
 async def settled(plane, request_id):
     async with asyncio.timeout(15):
-        while (row := await usage_of(plane, request_id))["state"] == "open":  # noqa: ASYNC110
+        while (row := await usage_of(plane, request_id))["state"] == "open":  # noqa: ASYNC110 - nothing tells
             await asyncio.sleep(0.02)
     return row
 

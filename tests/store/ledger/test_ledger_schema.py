@@ -1,6 +1,8 @@
 """The schema: as described, migrated by one at a time, and guarded by the database itself."""
 
 import asyncio
+import subprocess
+import sys
 
 import psycopg
 import pytest
@@ -33,8 +35,6 @@ async def test_two_migrators_at_once_take_turns(empty_postgres_url):
 
 def _upgrade_elsewhere(url):
     # Alembic's context belongs to the process: two migrators are two processes.
-    import subprocess  # noqa: PLC0415
-    import sys  # noqa: PLC0415
 
     code = f"from store.migrate import upgrade; upgrade({url!r})"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
