@@ -26,6 +26,8 @@ from benchmarks.engine_peers import OpenAIServer, OurWorker, Peer
 from benchmarks.engine_transformers import StaticBatch
 from cli.models import faster_dtype
 
+# Between two peers' turns: the threads of one spin on for up to a second after its last answer.
+SETTLE_S = 3.0
 STORE = Path(".local/benchmarks/models")
 Figures = dict[str, float]
 
@@ -117,6 +119,7 @@ async def level(
         # Who goes first changes, so that nobody always follows the same neighbour.
         turn = number % len(peers)
         for peer in (*peers[turn:], *peers[:turn]):
+            await asyncio.sleep(SETTLE_S)
             if clients:
                 told = await closed(peer, taken, clients=clients, max_tokens=options.output_tokens)
             else:

@@ -21,6 +21,7 @@ from core.protocol import (
     Tokens,
     Usage,
 )
+from worker.handover import Handover
 from worker.journal import Journal
 from worker.metrics import Metrics
 
@@ -39,7 +40,7 @@ class Attempt:
         self,
         key: Key,
         journal: Journal,
-        loop: asyncio.AbstractEventLoop,
+        handover: Handover,
         on_end: Callable[[], None],
         metrics: Metrics,
     ) -> None:
@@ -48,7 +49,7 @@ class Attempt:
         self._last_s: dict[int, float] = {}  # by choice, of its newest token
         self.key = key
         self._journal = journal
-        self._loop = loop
+        self._handover = handover
         self._on_end = on_end
         self._usage = Usage()
         self._frames: list[Frame] = []
@@ -61,9 +62,7 @@ class Attempt:
             return
         frames = [self._journalled(event) for event in events]
         self._ended = any(isinstance(frame, Finished | Failed) for frame in frames)
-        # A loop that is closing has no reader left to tell.
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._deliver, frames)
+        self._handover.put(self._deliver, frames)
 
     async def next_frames(self) -> list[Frame]:
         """Everything that came since the last call; waits for at least one."""
@@ -125,6 +124,7 @@ class Attempts:
     def __init__(self, journal: Journal, metrics: Metrics) -> None:
         self._journal = journal
         self._metrics = metrics
+        self._handover: Handover | None = None  # made on the loop, with the first attempt
         self._running: dict[Key, Attempt] = {}
         self.placed_seq = 0  # highest placement accepted
 
@@ -140,8 +140,10 @@ class Attempts:
             return Nack(reason="duplicate")
         if self._journal.full:
             return Nack(reason="journal_full")
-        loop = asyncio.get_running_loop()
-        attempt = Attempt(key, self._journal, loop, lambda: self._forget(key), self._metrics)
+        self._handover = self._handover or Handover()
+        attempt = Attempt(
+            key, self._journal, self._handover, lambda: self._forget(key), self._metrics
+        )
         self._running[key] = attempt
         refused = submit(request, attempt)
         if refused is not None:

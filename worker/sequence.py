@@ -58,7 +58,7 @@ class Sequence:
 
     __slots__ = (
         "blocks", "cached_tokens", "chain", "choice", "deadline_ms", "final_tokens", "forks",
-        "marks", "num_computed", "num_counted", "num_prompt", "num_resumed", "number", "overdue",
+        "is_long", "marks", "num_computed", "num_counted", "num_prompt", "num_resumed", "number", "overdue",
         "rank", "request", "root", "sampling", "slot", "slot_opened", "state", "steps_waited",
         "stowed", "table", "tokens", "untold", "wait", "written_tokens",
     )  # fmt: skip
@@ -105,6 +105,7 @@ class Sequence:
         self.wait = Wait.TOKENS
         self.steps_waited = 0
         self.overdue = False
+        self.is_long = False  # when it was admitted, it had more to compute than one step takes
         self.slot = -1  # among the running ones
         self.slot_opened = False  # a draw has told whose the slot is
         # The first position of the prompt whose logprob is still to be told; None: none is.

@@ -123,7 +123,7 @@ class Turn:
         return min(self._budget, long_left) if self._is_long(sequence) else self._budget
 
     def _is_long(self, sequence: Sequence) -> bool:
-        return sequence.remaining > self._config.max_batched_tokens
+        return sequence.is_long and sequence.remaining > 1
 
     def _spend(self, sequence: Sequence, number: int) -> None:
         self._budget -= number
@@ -165,6 +165,8 @@ class Turn:
         self._line.run(sequence)
         self._growth = None
         self._tables.load(sequence, hits)
+        # For all of its chunks: the last one delays the decodes beside it as the others do.
+        sequence.is_long = sequence.remaining > self._config.max_batched_tokens
         if sequence.cached_tokens is None:
             # What was stowed of it is its own: it read that from nobody.
             cached = len(hits) * self._config.block_tokens

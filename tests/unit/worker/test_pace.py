@@ -248,6 +248,24 @@ def test_a_long_prompt_less_than_doubles_the_intervals_of_those_who_decode(seed)
     assert without > 5 * quiet, "for contrast: a whole step of prefill"
 
 
+def test_no_chunk_of_a_long_prompt_is_a_whole_step_not_even_its_last():
+    machine = Machine(2)
+    driver = machine.driver
+    for number in range(4):
+        driver.add(a_sequence([number] * 4, max_tokens=900))
+    for _ in range(20):
+        machine.step()
+    long = driver.add(a_sequence([i % 250 for i in range(2000)], max_tokens=2))
+    chunks = []
+    while not long.num_new:
+        chunks.append(machine.step()[1].get(long.number, 0))
+    assert sum(chunks) == 2000
+    assert all(0 < chunk < 200 for chunk in chunks)
+    while driver.scheduler.has_work:
+        machine.step()
+    assert_right_outputs(driver, 5)
+
+
 def test_many_that_arrive_at_once_are_soon_all_at_work():
     machine = Machine(3)
     for number in range(16):
