@@ -58,9 +58,9 @@ class Sequence:
 
     __slots__ = (
         "blocks", "cached_tokens", "chain", "choice", "deadline_ms", "final_tokens", "forks",
-        "is_long", "marks", "num_computed", "num_counted", "num_prompt", "num_resumed", "number", "overdue",
-        "rank", "request", "root", "sampling", "slot", "slot_opened", "state", "steps_waited",
-        "stowed", "table", "tokens", "untold", "wait", "written_tokens",
+        "is_long", "marks", "num_computed", "num_counted", "num_prompt", "num_resumed", "number",
+        "overdue", "rank", "request", "root", "sampling", "slot", "slot_opened", "state",
+        "steps_waited", "stowed", "table", "tokens", "untold", "wait", "written_tokens",
     )  # fmt: skip
 
     def __init__(

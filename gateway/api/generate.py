@@ -12,7 +12,7 @@ from gateway.api.faces import ANTHROPIC, OPENAI, Face
 from gateway.api.responder import Receive, Responder, Scope
 from gateway.conversation import Answer, Conversation, StreamWriter
 from gateway.http_protocol import CUT
-from gateway.relay.exchange import Call
+from gateway.relay.call import Call
 from gateway.relay.relay import Relay
 
 DEADLINE_HEADER = b"x-headworks-deadline-ms"

@@ -7,49 +7,27 @@ it (letting go at the dispatcher, settling) is nobody's to cancel.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-
-import msgspec
+from collections.abc import Callable
 
 from core.errors import Code, Refusal, RefusedError, refuse
-from core.metering import RequestTimings, Reserve, Witness
-from core.money import EndCause, Price
-from core.prefix import prefix_hashes
-from core.registry import ServedModel
-from core.tickets import Admit, Arm, CacheVersions, Headroom, Stale
-from gateway.auth import Identity
-from gateway.conversation import Broke, Conversation, Done
-from gateway.prompts import Prompt
+from core.metering import RequestTimings, Witness
+from core.money import EndCause
+from core.tickets import Headroom
+from gateway.conversation import Broke, Done
+from gateway.relay.admission import Admission
+from gateway.relay.call import Call
 from gateway.relay.channel import Channel
 from gateway.relay.generation import Generation
-from gateway.relay.hold import Hold, ledger_refusal
+from gateway.relay.hold import Hold
 from gateway.relay.job import FAULT, Job, Outcome
-from gateway.relay.prompt import echo_of
-from gateway.relay.sampling import sampling_of
+from gateway.relay.preparation import Preparation
 from gateway.relay.shared import Shared
 from gateway.relay.ticket import Ticket
-from gateway.routing import Size, block_tokens, charged, kv_blocks, route, size
-from gateway.tools.plan import plan
-from gateway.tools.strict import held
-from text.rules import TextRules
 
 _log = logging.getLogger(__name__)
 
 STALE_TRIES = 2
-DESERTED = refuse(Code.UNAVAILABLE, "This model is not available at the moment.").refusal
 CHANGING = refuse(Code.UNAVAILABLE, "Your account is being changed. Please retry.").refusal
-
-
-class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """What the edge knows of a request."""
-
-    identity: Identity
-    renew_identity: Callable[[], Awaitable[Identity]]
-    conversation: Conversation
-    endpoint: str
-    received_s: float  # on the loop's clock
-    created_ms: int
-    deadline_ms: int
 
 
 class Exchange:
@@ -63,10 +41,8 @@ class Exchange:
         self._stop: Outcome | None = None
         self._running = False
         self._ending = False
-        self._ticket: Ticket | None = None
-        self._hold: Hold | None = None
+        self._admission: Admission | None = None
         self._generation: Generation | None = None
-        self._job: Job | None = None
         self._delivered_tokens = 0
         self._read_out = asyncio.Event()
         self.request_id = shared.new_request_id()
@@ -80,7 +56,7 @@ class Exchange:
     @property
     def headroom(self) -> Headroom | None:
         """The tenant's limits as of its admission."""
-        return self._ticket.headroom if self._ticket is not None else None
+        return self._admission.ticket.headroom if self._admission is not None else None
 
     def cancel(self, cause: EndCause, refusal: Refusal | None = None) -> None:
         """End it now, unless it is ending already. The first caller's cause counts."""
@@ -126,204 +102,37 @@ class Exchange:
         if self._generation is not None:
             await self._generation.stop()
         self._tell_end(outcome)
-        self._shared.endings.start(self._let_go(self._ticket, self._generation))
-        self._shared.endings.start(self._settle(self._hold, outcome))
+        if self._admission is not None:
+            self._shared.endings.start(self._let_go(self._admission.ticket, self._generation))
+            self._shared.endings.start(self._settle(self._admission.hold, outcome))
 
     async def _serve(self) -> Outcome:
         for _ in range(STALE_TRIES):
-            model = self._route()
-            price = self._price(model)
-            rules = await self._shared.prompts.rules(model.version)
-            conversation = held(self._call.conversation, rules.tool_format)
-            prompt = await self._shared.prompts.prompt(model.version, conversation)
-            wanted = self._size(model, len(prompt.ids))
-            await self._check_grammar(model, conversation)
-            self._job = job = self._make_job(
-                model,
-                price=price,
-                prompt=prompt,
-                wanted=wanted,
-                conversation=conversation,
-                rules=rules,
-            )
-            if await self._accept(job, wanted):
-                return await self._generate(job)
-            await self._start_over()
+            preparation = Preparation(self._shared, self._call, self._identity, self.request_id)
+            prepared = await preparation.prepare()
+            self._admission = Admission(self._shared, self._call, self._identity, prepared)
+            if await self._admission.accept():
+                return await self._generate(prepared.job, self._admission)
+            await self._start_over(self._admission)
         raise RefusedError(CHANGING)
 
-    def _route(self) -> ServedModel:
-        model = route(self._shared.routes.models, self._call.conversation.model)
-        if isinstance(model, Refusal):
-            raise RefusedError(model)
-        if self._shared.routes.deserted(model.pool):
-            raise RefusedError(DESERTED)
-        return model
-
-    def _price(self, model: ServedModel) -> Price:
-        price = charged(
-            self._shared.routes.view.prices,
-            self._identity.tenant,
-            model.model,
-            service_class=self._call.conversation.service_class,
-            at_ms=self._call.created_ms,
-        )
-        if isinstance(price, Refusal):
-            raise RefusedError(price)
-        return price
-
-    async def _check_grammar(self, model: ServedModel, conversation: Conversation) -> None:
-        if conversation.grammar is not None:
-            await self._shared.grammars.check(
-                model.version, conversation.grammar, conversation.grammar_param
-            )
-
-    def _size(self, model: ServedModel, prompt_tokens: int) -> Size:
-        conversation = self._call.conversation
-        wanted = size(
-            model,
-            prompt_tokens=prompt_tokens,
-            max_tokens=conversation.max_tokens,
-            choices=conversation.n,
-            output_tokens_max=self._shared.routes.output_tokens_max,
-            prompt_param="prompt" if conversation.kind == "text" else "messages",
-        )
-        if isinstance(wanted, Refusal):
-            raise RefusedError(wanted)
-        return wanted
-
-    def _make_job(
-        self,
-        model: ServedModel,
-        *,
-        price: Price,
-        prompt: Prompt,
-        wanted: Size,
-        conversation: Conversation,
-        rules: TextRules,
-    ) -> Job:
-        tenant = self._identity.tenant
-        pool = self._shared.routes.replicas(model.pool)
-        hashes = prefix_hashes(prompt.ids, salt=tenant.salt, context_tokens=model.context_tokens)
-        return Job(
-            request_id=self.request_id,
-            model=model,
-            price=price,
-            prompt_ids=prompt.ids,
-            cache_marks=prompt.marks,
-            sampling=sampling_of(
-                conversation,
-                prompt_tokens=wanted.prompt_tokens,
-                max_tokens=wanted.max_tokens,
-                rules=rules,
-                new_seed=self._shared.new_seed,
-            ),
-            choices=conversation.n,
-            wants_chances=conversation.logprobs is not None,
-            echo=echo_of(conversation, rules),
-            rules=rules,
-            tools=plan(conversation.toolbox, rules.tool_format),
-            salt=tenant.salt,
-            arm=Arm(
-                ticket=self.request_id,
-                gateway=self._shared.gateway_id,
-                pool=model.pool,
-                tenant=tenant.id,
-                weight=tenant.weight,
-                service_class=conversation.service_class,
-                deadline_ms=self._call.deadline_ms,
-                kv_blocks=kv_blocks(wanted, block_tokens(pool)),
-                prompt_tokens=len(prompt.ids),
-                prefix_hashes=hashes,
-            ),
-        )
-
-    async def _accept(self, job: Job, wanted: Size) -> bool:
-        """Charge limits and hold money, side by side; false when we decided from stale rows."""
-        self._hold = hold = self._make_hold(job, wanted)
-        self._ticket = ticket = self._make_ticket(job)
-        admitted = await ticket.admit()
-        if isinstance(admitted, Stale):
-            return False
-        if isinstance(admitted, Refusal):
-            raise RefusedError(admitted)
-        refused = await hold.held()
-        if refused is not None:
-            raise RefusedError(ledger_refusal(refused, job.price.currency))
-        return True
-
-    def _make_hold(self, job: Job, wanted: Size) -> Hold:
-        identity, conversation = self._identity, self._call.conversation
-        asked = Reserve(
-            request_id=self.request_id,
-            gateway_id=self._shared.gateway_id,
-            tenant_id=identity.tenant.id,
-            key_id=identity.key.id,
-            amount_micro=0,
-            price_id=job.price.id,
-            model=job.model.model,
-            version=job.model.version,
-            region=self._shared.region,
-            service_class=conversation.service_class,
-            dialect=conversation.dialect,
-            endpoint=self._call.endpoint,
-            stream=conversation.stream,
-            prompt_tokens=wanted.prompt_tokens,
-            max_tokens=wanted.max_tokens,
-            choices=wanted.choices,
-            created_ms=self._call.created_ms,
-        )
-        return Hold(
-            self._shared.books,
-            asked,
-            price=job.price,
-            size=wanted,
-            hard_capped=identity.hard_capped,
-            limits=self._shared.hold_limits,
-        )
-
-    def _make_ticket(self, job: Job) -> Ticket:
-        identity = self._identity
-        cached = self._shared.prefixes.cached_tokens(
-            job.arm.prefix_hashes, job.model.context_tokens
-        )
-        asked = Admit(
-            ticket=self.request_id,
-            gateway=self._shared.gateway_id,
-            tenant=identity.tenant.id,
-            key=identity.key.id,
-            model=job.model.model,
-            versions=CacheVersions(
-                key=identity.key.version,
-                tenant=identity.tenant.version,
-                route=job.model.route_version,
-            ),
-            limits=identity.tenant.limits,
-            input_tokens=len(job.prompt_ids) - min(cached, len(job.prompt_ids)),
-        )
-        return Ticket(self._shared.generation.dispatch, asked)
-
-    async def _start_over(self) -> None:
+    async def _start_over(self, admission: Admission) -> None:
         """Undo, read what we had cached again, and go on under a new name.
 
         The old name is spent: its reservation was made from the old rows.
         """
-        assert self._ticket is not None
-        assert self._hold is not None
-        self._shared.endings.start(self._ticket.cancel())
-        self._shared.endings.start(self._hold.release(self._shared.now_ms()))
-        self._ticket = self._hold = None
+        admission.undo()
+        self._admission = None
         self._identity = await self._call.renew_identity()
         await self._shared.renew_routes()
         self.request_id = self._shared.new_request_id()
 
-    async def _generate(self, job: Job) -> Outcome:
-        assert self._ticket is not None
-        assert self._hold is not None
+    async def _generate(self, job: Job, admission: Admission) -> Outcome:
         self._generation = Generation(
             self._shared.generation,
             job,
-            ticket=self._ticket,
-            hold=self._hold,
+            ticket=admission.ticket,
+            hold=admission.hold,
             channel=self.channel,
         )
         return await self._generation.run()
@@ -347,9 +156,7 @@ class Exchange:
             self.channel.end(Broke(refusal=outcome.refusal or FAULT))
         self._count(outcome)
 
-    async def _let_go(self, ticket: Ticket | None, generation: Generation | None) -> None:
-        if ticket is None:
-            return
+    async def _let_go(self, ticket: Ticket, generation: Generation | None) -> None:
         if generation is None or not generation.totals:
             await ticket.cancel()
             return
@@ -360,9 +167,7 @@ class Exchange:
             input_tokens=read.prompt_tokens - read.cached_tokens, prefix_hashes=hashes
         )
 
-    async def _settle(self, hold: Hold | None, outcome: Outcome) -> None:
-        if hold is None:
-            return
+    async def _settle(self, hold: Hold, outcome: Outcome) -> None:
         generation = self._generation
         await self._read_out.wait()
         await hold.close(

@@ -8,7 +8,8 @@ import logging
 
 from core.errors import Code, RefusedError, refuse
 from core.money import EndCause
-from gateway.relay.exchange import Call, Exchange
+from gateway.relay.call import Call
+from gateway.relay.exchange import Exchange
 from gateway.relay.shared import Shared
 
 _log = logging.getLogger(__name__)

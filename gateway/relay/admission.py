@@ -1,0 +1,95 @@
+"""What a job holds before anything runs: its charge on the tenant's limits, and money.
+
+Both are asked for side by side. Invariant: what `undo` or a refusal leaves behind is nothing.
+"""
+
+from core.errors import Refusal, RefusedError
+from core.metering import Reserve
+from core.tickets import Admit, CacheVersions, Stale
+from gateway.auth import Identity
+from gateway.relay.call import Call
+from gateway.relay.hold import Hold, ledger_refusal
+from gateway.relay.preparation import Prepared
+from gateway.relay.shared import Shared
+from gateway.relay.ticket import Ticket
+
+
+class Admission:
+    """Asks for the money at once; `accept` for the rest. On the event loop."""
+
+    def __init__(self, shared: Shared, call: Call, identity: Identity, prepared: Prepared) -> None:
+        self._shared = shared
+        self._call = call
+        self._identity = identity
+        self._job, self._wanted = prepared
+        self.hold = self._make_hold()
+        self.ticket = self._make_ticket()
+
+    async def accept(self) -> bool:
+        """False when we decided from stale rows. Raises RefusedError."""
+        admitted = await self.ticket.admit()
+        if isinstance(admitted, Stale):
+            return False
+        if isinstance(admitted, Refusal):
+            raise RefusedError(admitted)
+        refused = await self.hold.held()
+        if refused is not None:
+            raise RefusedError(ledger_refusal(refused, self._job.price.currency))
+        return True
+
+    def undo(self) -> None:
+        """Give everything back; it follows on its own."""
+        self._shared.endings.start(self.ticket.cancel())
+        self._shared.endings.start(self.hold.release(self._shared.now_ms()))
+
+    def _make_hold(self) -> Hold:
+        identity, job, wanted = self._identity, self._job, self._wanted
+        conversation = self._call.conversation
+        asked = Reserve(
+            request_id=job.request_id,
+            gateway_id=self._shared.gateway_id,
+            tenant_id=identity.tenant.id,
+            key_id=identity.key.id,
+            amount_micro=0,
+            price_id=job.price.id,
+            model=job.model.model,
+            version=job.model.version,
+            region=self._shared.region,
+            service_class=conversation.service_class,
+            dialect=conversation.dialect,
+            endpoint=self._call.endpoint,
+            stream=conversation.stream,
+            prompt_tokens=wanted.prompt_tokens,
+            max_tokens=wanted.max_tokens,
+            choices=wanted.choices,
+            created_ms=self._call.created_ms,
+        )
+        return Hold(
+            self._shared.books,
+            asked,
+            price=job.price,
+            size=wanted,
+            hard_capped=identity.hard_capped,
+            limits=self._shared.hold_limits,
+        )
+
+    def _make_ticket(self) -> Ticket:
+        identity, job = self._identity, self._job
+        cached = self._shared.prefixes.cached_tokens(
+            job.arm.prefix_hashes, job.model.context_tokens
+        )
+        asked = Admit(
+            ticket=job.request_id,
+            gateway=self._shared.gateway_id,
+            tenant=identity.tenant.id,
+            key=identity.key.id,
+            model=job.model.model,
+            versions=CacheVersions(
+                key=identity.key.version,
+                tenant=identity.tenant.version,
+                route=job.model.route_version,
+            ),
+            limits=identity.tenant.limits,
+            input_tokens=len(job.prompt_ids) - min(cached, len(job.prompt_ids)),
+        )
+        return Ticket(self._shared.generation.dispatch, asked)

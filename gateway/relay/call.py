@@ -1,0 +1,20 @@
+"""What the edge knows of a request, and the relay works on."""
+
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from gateway.auth import Identity
+from gateway.conversation import Conversation
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """What the edge knows of a request."""
+
+    identity: Identity
+    renew_identity: Callable[[], Awaitable[Identity]]
+    conversation: Conversation
+    endpoint: str
+    received_s: float  # on the loop's clock
+    created_ms: int
+    deadline_ms: int
