@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 RUN_STAMP := $(VENV)/.run-installed
 DEV_STAMP := $(VENV)/.dev-installed
 
-.PHONY: help up down status test soak mutants bench-engine bench-ledger bench-usage lint format migrate lock clean
+.PHONY: help up down status test soak mutants bench-engine bench-gateway bench-ledger bench-usage lint format migrate lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -40,6 +40,9 @@ mutants: $(DEV_STAMP) ## change the rules of money and KV one by one: which chan
 
 bench-engine: $(DEV_STAMP) ## output tokens/s, TTFT and ITL of our worker beside transformers
 	@$(BIN)/python -m benchmarks.engine $(ARGS)
+
+bench-gateway: $(DEV_STAMP) ## what the gateway adds to an engine that answers at once, governed and not
+	@$(BIN)/python -m benchmarks.gateway $(ARGS)
 
 bench-ledger: $(DEV_STAMP) ## reserve+settle pairs/s beside one statement each, on a Postgres of its own
 	@$(BIN)/python -m benchmarks.ledger $(ARGS)

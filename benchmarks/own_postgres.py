@@ -30,7 +30,7 @@ SETTINGS = {
 def own_postgres() -> Iterator[str]:
     """The URL of an empty database, gone with its server at the end of the block."""
     with tempfile.TemporaryDirectory(prefix="headworks-bench-", ignore_cleanup_errors=True) as at:
-        server = EmbeddedPostgres(directory=Path(at), port=_free_port(), options=SETTINGS)
+        server = EmbeddedPostgres(directory=Path(at), port=free_port(), options=SETTINGS)
         server.prepare()
         spec = server.spec()
         with (Path(at) / "log").open("wb") as log:
@@ -53,7 +53,8 @@ def own_postgres() -> Iterator[str]:
             child.wait(START_TIMEOUT_S)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens on at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
