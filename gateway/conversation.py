@@ -14,6 +14,7 @@ import msgspec
 
 from core.errors import Refusal
 from core.protocol import Grammar, ServiceClass, Usage
+from gateway.items import Ask
 from gateway.toolbox import Toolbox, ToolCall
 
 SEED_MODULUS = 2**63  # `Sampling.seed` holds 0 <= seed < SEED_MODULUS
@@ -93,7 +94,8 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     service_class: ServiceClass = "standard"
     user: str | None = None  # the caller's own name for its end user
     cache_key: str | None = None  # `prompt_cache_key`: names the conversation for routing
-    deadline_s: float | None = None  # from a header, set by the edge; no body carries it
+    ask: Ask | None = None  # of the Responses API alone
+    deadline_s: float | None = None  # the body's `timeout`, of the whole answer
 
 
 class TokenChance(msgspec.Struct, frozen=True, kw_only=True):

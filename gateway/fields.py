@@ -22,6 +22,7 @@ SHOWN_CHARS_MAX = 64  # of the caller's own words in a refusal
 # Of one body: `[],[],…` takes twenty times its size once decoded. A comma in a text counts
 # as well, but costs the prompt about a token: no model takes a text that comes near this.
 VALUES_MAX = 2_000_000
+TIMEOUT_S_MAX = 1_000_000  # what we allow is far less, and holds
 
 _KINDS: dict[type, str] = {
     str: "a string",
@@ -61,6 +62,10 @@ class Fields:
     def take(self, name: str) -> object:
         """Any value; None for null and for a field that is not there."""
         return self._left.pop(name, None)
+
+    def peek(self, name: str) -> object:
+        """As `take`, but it stays to be taken."""
+        return self._left.get(name)
 
     def text(self, name: str, *, chars_max: int | None = None) -> str | None:
         """A string, at most `chars_max` long."""
@@ -190,6 +195,14 @@ class Fields:
     def first_left(self) -> str | None:
         """A field that nobody took, if there is one; shortened."""
         return next((_shown(name) for name in self._left), None)
+
+
+def read_timeout(fields: Fields) -> float | None:
+    """`timeout`, in seconds: how long the caller waits for all of its answer."""
+    seconds = fields.number("timeout", 0, TIMEOUT_S_MAX)
+    if seconds == 0:
+        raise bad(fields.at("timeout"), "must be above 0")
+    return seconds
 
 
 def read_object(body: bytes, *, index: str) -> Fields:

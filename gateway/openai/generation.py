@@ -13,6 +13,7 @@ from gateway.fields import (
     STOP_CHARS_MAX,
     Fields,
     bad,
+    read_timeout,
 )
 from gateway.openai.draws import Draws, read_draws
 
@@ -25,8 +26,19 @@ SERVICE_CLASSES: dict[str, ServiceClass] = {
     "auto": "standard",
     "default": "standard",
     "flex": "batch",
+    "fast": "interactive",
     "priority": "interactive",
 }
+TIERS = tuple(SERVICE_CLASSES)
+# What an answer says it was served as.
+SERVED_TIERS: dict[ServiceClass, str] = {
+    "standard": "default",
+    "batch": "flex",
+    "interactive": "priority",
+}
+METADATA_MAX = 16
+METADATA_KEY_CHARS_MAX = 64
+METADATA_VALUE_CHARS_MAX = 512
 
 
 class Generation(Draws):
@@ -42,6 +54,7 @@ class Generation(Draws):
     include_usage: bool
     service_class: ServiceClass
     user: str | None
+    deadline_s: float | None
 
 
 def read_generation(fields: Fields) -> Generation:
@@ -50,14 +63,15 @@ def read_generation(fields: Fields) -> Generation:
     return Generation(
         model=fields.required_text("model", chars_max=MODEL_CHARS_MAX),
         temperature=fields.number("temperature", 0, 2),
-        top_p=_top_p(fields),
+        top_p=read_top_p(fields),
         seed=_seed(fields),
         stop=fields.string_or_strings("stop", count_max=STOPS_MAX, chars_max=STOP_CHARS_MAX),
         n=fields.integer("n", 1, CHOICES_MAX) or 1,
         stream=stream,
         include_usage=_include_usage(fields, stream=stream),
-        service_class=SERVICE_CLASSES[fields.choice("service_tier", *SERVICE_CLASSES) or "auto"],
+        service_class=SERVICE_CLASSES[fields.choice("service_tier", *TIERS) or "auto"],
         user=fields.text("user", chars_max=SHORT_TEXT_CHARS_MAX),
+        deadline_s=read_timeout(fields),
         **read_draws(fields, stream=stream),
     )
 
@@ -72,7 +86,29 @@ def refuse_unknown(fields: Fields) -> None:
         )
 
 
-def _top_p(fields: Fields) -> float | None:
+def read_metadata(fields: Fields) -> dict[str, str]:
+    """Take `metadata`: names and texts of the caller's own. Raises RefusedError."""
+    value, path = fields.take("metadata"), fields.at("metadata")
+    if value is None:
+        return {}
+    metadata = Fields(value, path, index=INDEX)
+    assert isinstance(value, dict)
+    if len(value) > METADATA_MAX:
+        raise bad(path, f"must have at most {METADATA_MAX} keys, got {len(value)}")
+    if any(len(key) > METADATA_KEY_CHARS_MAX for key in value):
+        raise bad(path, f"its keys must be at most {METADATA_KEY_CHARS_MAX} characters")
+    return {key: _metadata_value(metadata, key) for key in list(value)}
+
+
+def _metadata_value(metadata: Fields, key: str) -> str:
+    value = metadata.text(key, chars_max=METADATA_VALUE_CHARS_MAX)
+    if value is None:
+        raise bad(metadata.at(key), "must be a string")
+    return value
+
+
+def read_top_p(fields: Fields) -> float | None:
+    """Take it. Raises RefusedError."""
     top_p = fields.number("top_p", 0, 1)
     if top_p == 0:
         raise bad("top_p", "must be above 0")

@@ -1,0 +1,55 @@
+"""The items of the Responses API that a conversation is made of, as they are kept.
+
+What a caller sent and what a model answered are the same three kinds: messages, calls of tools
+and results of calls. Nothing here knows how an item is written on the wire.
+"""
+
+from typing import Literal
+
+import msgspec
+
+ItemRole = Literal["system", "developer", "user", "assistant"]
+
+
+class MessageItem(msgspec.Struct, frozen=True, kw_only=True, tag="message"):
+    """What somebody said, in parts. An assistant's may be cut short."""
+
+    id: str = ""  # none yet: named when it is kept
+    role: ItemRole
+    parts: tuple[str, ...]
+    whole: bool = True
+
+
+class CallItem(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
+    """A call of a function. `arguments` are JSON, unless the answer was cut off in them."""
+
+    id: str = ""
+    call_id: str
+    name: str
+    arguments: str
+    whole: bool = True
+
+
+class ResultItem(msgspec.Struct, frozen=True, kw_only=True, tag="result"):
+    """What the call `call_id` came to."""
+
+    id: str = ""
+    call_id: str
+    output: str
+
+
+Item = MessageItem | CallItem | ResultItem
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """What a Responses request asks beyond a generation.
+
+    `shown` are the fields that its answer repeats, ready for JSON.
+    """
+
+    items: tuple[Item, ...]
+    instructions: str | None
+    previous_id: str | None
+    keep: bool
+    shorten: bool  # drop the oldest turns of a prompt that does not fit
+    shown: dict[str, object]

@@ -1,0 +1,228 @@
+"""Input items: read from a request, told back as the API writes them, and put into turns.
+
+Neighbouring messages and calls of the assistant are one turn, as one answer was. Items of tools
+that we do not run, reasoning and references are refused by name. Raises RefusedError alone.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from core.errors import Code, RefusedError, refuse
+from gateway.conversation import Role, Turn
+from gateway.fields import MESSAGES_MAX, PARTS_MAX, Fields, bad, missing
+from gateway.items import CallItem, Item, ItemRole, MessageItem, ResultItem
+from gateway.openai.generation import refuse_unknown
+from gateway.toolbox import ToolCall, Unanswered, checked_id, checked_name, checked_object
+
+CALLS_MAX = 128  # of one answer
+_ROLES: dict[str, tuple[ItemRole, Role]] = {
+    "system": ("system", "system"),
+    "developer": ("developer", "system"),
+    "user": ("user", "user"),
+    "assistant": ("assistant", "assistant"),
+}
+_STATUSES = ("completed", "incomplete", "in_progress")
+
+
+def read_items(fields: Fields) -> tuple[Item, ...]:
+    """Take `input`: a string is what the user says."""
+    content = fields.text_or_objects("input", count_max=MESSAGES_MAX)
+    if isinstance(content, str):
+        if not content:
+            raise bad(fields.at("input"), "must not be empty")
+        return (MessageItem(role="user", parts=(content,)),)
+    return tuple(map(_item, content))
+
+
+def turns_of(instructions: str | None, items: Sequence[Item]) -> tuple[Turn, ...]:
+    """The conversation that they are. Each call has its result right after its turn."""
+    turns: list[Turn] = []
+    if instructions:
+        turns.append(Turn(role="system", content=instructions))
+    unanswered = Unanswered()
+    joins = False  # whether more of the assistant's belongs to the last turn
+    for item in items:
+        said = _is_of_assistant(item)
+        joins = joins and said
+        if not joins and not isinstance(item, ResultItem):
+            unanswered.settled("input")
+        turn = _turn(item, unanswered)
+        if joins:
+            turns[-1] = _joined(turns[-1], turn)
+        else:
+            turns.append(turn)
+        joins = said
+    unanswered.settled("input")
+    return tuple(turns)
+
+
+def item_json(item: Item) -> dict[str, Any]:
+    """As the API tells it."""
+    match item:
+        case MessageItem():
+            assistant = item.role == "assistant"
+            kind = "output_text" if assistant else "input_text"
+            more: dict[str, Any] = {"annotations": [], "logprobs": []} if assistant else {}
+            return {
+                "id": item.id,
+                "type": "message",
+                "status": status_of(whole=item.whole),
+                "role": item.role,
+                "content": [{"type": kind, "text": text, **more} for text in item.parts],
+            }
+        case CallItem():
+            return {
+                "id": item.id,
+                "type": "function_call",
+                "status": status_of(whole=item.whole),
+                "call_id": item.call_id,
+                "name": item.name,
+                "arguments": item.arguments,
+            }
+        case _:
+            return {
+                "id": item.id,
+                "type": "function_call_output",
+                "status": "completed",
+                "call_id": item.call_id,
+                "output": item.output,
+            }
+
+
+def named(items: Sequence[Item], response_id: str) -> tuple[Item, ...]:
+    """The same with ids for those that have none: a function of the response."""
+    core = response_id.removeprefix("resp_")
+    return tuple(
+        item if item.id else msgspec.structs.replace(item, id=f"item_{core}_{number}")
+        for number, item in enumerate(items)
+    )
+
+
+def status_of(*, whole: bool) -> str:
+    """Of an item that is over."""
+    return "completed" if whole else "incomplete"
+
+
+def _item(fields: Fields) -> Item:
+    kind = fields.text("type") or "message"  # the easy form of a message leaves it out
+    match kind:
+        case "message":
+            item = _message(fields)
+        case "function_call":
+            item = _call(fields)
+        case "function_call_output":
+            item = _result(fields)
+        case _:
+            raise _not_served(fields, f"items of the type '{kind[:64]}'")
+    refuse_unknown(fields)
+    return item
+
+
+def _message(fields: Fields) -> Item:
+    role = fields.required_text("role")
+    if role not in _ROLES:
+        raise bad(fields.at("role"), f"must be one of {', '.join(_ROLES)}")
+    fields.neutral("phase", ("final_answer", "commentary"))
+    content = fields.text_or_objects("content", count_max=PARTS_MAX)
+    parts = (content,) if isinstance(content, str) else tuple(map(_part, content))
+    if not any(parts):
+        raise bad(fields.at("content"), "must not be empty")
+    return MessageItem(id=_id(fields), role=_ROLES[role][0], parts=parts, whole=_whole(fields))
+
+
+def _part(fields: Fields) -> str:
+    kind = fields.required_text("type")
+    if kind not in {"input_text", "output_text", "text"}:
+        raise _not_served(fields, f"parts of the type '{kind[:64]}'")
+    fields.neutral("annotations", ([],))
+    fields.take("logprobs")  # an answer of ours, sent back as it came
+    fields.neutral("prompt_cache_breakpoint")
+    text = fields.text("text")
+    if text is None:
+        raise missing(fields.at("text"))
+    refuse_unknown(fields)
+    return text
+
+
+def _call(fields: Fields) -> Item:
+    fields.neutral("caller", ({"type": "direct"},))
+    fields.neutral("namespace")
+    fields.neutral("async", (False,))
+    path = fields.at("arguments")
+    arguments = fields.text("arguments")
+    if arguments is None:
+        raise missing(path)
+    name = checked_name(fields.at("name"), fields.required_text("name"))
+    call_id = checked_id(fields.at("call_id"), fields.required_text("call_id"))
+    _arguments(path, arguments)
+    return CallItem(
+        id=_id(fields), call_id=call_id, name=name, arguments=arguments, whole=_whole(fields)
+    )
+
+
+def _result(fields: Fields) -> Item:
+    fields.neutral("caller", ({"type": "direct"},))
+    fields.neutral("namespace")
+    fields.text("name")  # the call knows it
+    call_id = checked_id(fields.at("call_id"), fields.required_text("call_id"))
+    if fields.says_nothing("output", ("", [])):
+        output = ""
+    else:
+        content = fields.text_or_objects("output", count_max=PARTS_MAX)
+        output = content if isinstance(content, str) else "\n".join(map(_part, content))
+    _whole(fields)
+    return ResultItem(id=_id(fields), call_id=call_id, output=output)
+
+
+def _id(fields: Fields) -> str:
+    given = fields.text("id")
+    return "" if given is None else checked_id(fields.at("id"), given)
+
+
+def _whole(fields: Fields) -> bool:
+    return fields.choice("status", *_STATUSES) in {None, "completed"}
+
+
+def _is_of_assistant(item: Item) -> bool:
+    return isinstance(item, CallItem) or (
+        isinstance(item, MessageItem) and item.role == "assistant"
+    )
+
+
+def _turn(item: Item, unanswered: Unanswered) -> Turn:
+    match item:
+        case MessageItem():
+            role = _ROLES[item.role][1]
+            # Parts are separate pieces of text: glued together, words of two would become one.
+            return Turn(role=role, content="\n".join(item.parts))
+        case CallItem():
+            arguments = _arguments("input", item.arguments)
+            call = ToolCall(id=item.call_id, name=item.name, arguments=arguments)
+            unanswered.called(call, "input")
+            return Turn(role="assistant", content="", calls=(call,))
+        case _:
+            tool = unanswered.answered(item.call_id, "input")
+            return Turn(role="tool", content=item.output, call_id=item.call_id, tool=tool)
+
+
+def _joined(turn: Turn, more: Turn) -> Turn:
+    if len(turn.calls) + len(more.calls) > CALLS_MAX:
+        raise bad("input", f"an answer has over {CALLS_MAX} calls")
+    texts = [text for text in (turn.content, more.content) if text]
+    return msgspec.structs.replace(turn, content="\n".join(texts), calls=turn.calls + more.calls)
+
+
+def _arguments(path: str, text: str) -> dict[str, Any]:
+    try:
+        # A call without arguments is told as nothing by some clients.
+        value: object = msgspec.json.decode(text) if text else {}
+    except (msgspec.MsgspecError, RecursionError, UnicodeEncodeError) as error:
+        raise bad(path, f"is not JSON: {error}") from error
+    return checked_object(path, value)
+
+
+def _not_served(fields: Fields, what: str) -> RefusedError:
+    path = fields.at("type")
+    return refuse(Code.UNSUPPORTED, f"{path}: {what} are not supported here", param=path)
