@@ -66,6 +66,8 @@ class ControlTokens:
         folded = [text.casefold() for text in texts]
         self._heads = frozenset(text[:end] for text in folded for end in range(1, len(text)))
         self._tails = frozenset(text[start:] for text in folded for start in range(1, len(text)))
+        self._first = frozenset(text[:1] for text in folded)
+        self._last = frozenset(text[-1:] for text in folded)
         self._middles = "\0".join(text[1:-1] for text in folded)
         self._reach = max(map(len, texts), default=0)
         self._single = frozenset(text for text in texts if len(text) == 1)
@@ -82,7 +84,8 @@ class ControlTokens:
         start = content.find(core)
         # Templates trim, so the ends that may meet the template's text are those of the core.
         places |= self._edges(content, 0, len(content))
-        places |= self._edges(content, start, start + len(core))
+        if len(core) < len(content):
+            places |= self._edges(content, start, start + len(core))
         return _insert(content, sorted(places), mark)
 
     def find(self, rendered: Rendered) -> Iterator[Match]:
@@ -106,9 +109,14 @@ class ControlTokens:
         tail = content[max(start, end - self._reach) : end].casefold()
         head = content[start : min(end, start + self._reach)].casefold()
         places: set[int] = set()
-        if any(tail[at:] in self._heads for at in range(len(tail))):
+        # Most texts have none of these letters near their ends, and sets of letters are quick.
+        if not self._first.isdisjoint(tail) and any(
+            tail[at:] in self._heads for at in range(len(tail))
+        ):
             places.add(end)
-        if any(head[: at + 1] in self._tails for at in range(len(head))):
+        if not self._last.isdisjoint(head) and any(
+            head[: at + 1] in self._tails for at in range(len(head))
+        ):
             places.add(start)
         if end - start < self._reach and content[start:end].casefold() in self._middles:
             places.add(start)

@@ -30,6 +30,9 @@ from text.tool_style import ToolStyle, tool_style
 from text.tool_text import spelled
 
 
+INLINE_CHARS = 4_000
+
+
 class ChatPrompt(msgspec.Struct, frozen=True):
     """A prompt's ids, and how many of the first it shares with each beginning asked about."""
 
@@ -205,8 +208,17 @@ class TextRules:
         return encoded
 
     def _encode(self, tokenizer: Tokenizer, runs: list[str]) -> list[list[int]]:
-        # The batch form, because it alone releases the GIL.
-        return [e.ids for e in tokenizer.encode_batch_fast(runs, add_special_tokens=False)]
+        # The batch form, because it alone releases the GIL. A batch of several is shared out
+        # to threads, which costs more than a short one takes.
+        if sum(map(len, runs)) <= INLINE_CHARS:
+            batches = [[run] for run in runs]
+        else:
+            batches = [runs]
+        return [
+            encoding.ids
+            for batch in batches
+            for encoding in tokenizer.encode_batch_fast(batch, add_special_tokens=False)
+        ]
 
 
 def _inner_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
