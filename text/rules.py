@@ -29,8 +29,7 @@ from text.tool_format import MARKS, ToolFormat, tool_format
 from text.tool_style import ToolStyle, tool_style
 from text.tool_text import spelled
 
-
-INLINE_CHARS = 4_000
+INLINE_CHARS = 4_000  # of all the runs of a prompt: what is encoded where it is asked for
 
 
 class ChatPrompt(msgspec.Struct, frozen=True):
@@ -210,10 +209,8 @@ class TextRules:
     def _encode(self, tokenizer: Tokenizer, runs: list[str]) -> list[list[int]]:
         # The batch form, because it alone releases the GIL. A batch of several is shared out
         # to threads, which costs more than a short one takes.
-        if sum(map(len, runs)) <= INLINE_CHARS:
-            batches = [[run] for run in runs]
-        else:
-            batches = [runs]
+        short = sum(map(len, runs)) <= INLINE_CHARS
+        batches = [[run] for run in runs] if short else [runs]
         return [
             encoding.ids
             for batch in batches
