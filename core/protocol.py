@@ -8,7 +8,8 @@ stream that ends without one of those three was cut, and is never a success.
     Nack | Failed | Finished | Started Prompted* Tokens* (Finished | Failed)
 
 `POST /abort/{request_id}:{attempt}` asks for an early `Finished(cause="aborted")`. Frames
-keep coming until then: closing the socket is not a way to cancel.
+keep coming until then: closing the socket is not a way to cancel. Its answer names the boot
+that heard it in a header, so that who lost a connection can tell a death from a cut.
 """
 
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ import msgspec
 
 FRAME_BYTES_MAX = 4 * 1024 * 1024
 LENGTH_BYTES = 4
+BOOT_HEADER = b"x-headworks-boot"
 
 ServiceClass = Literal["interactive", "standard", "batch"]
 FinishReason = Literal["stop", "length"]

@@ -17,6 +17,7 @@ from core.internal_token import sign
 from core.protocol import Frame, Generate, encode_generate
 from gateway.worker_connection import (
     HTTP_OK,
+    Answer,
     ConnectFailedError,
     CutError,
     WorkerConnection,
@@ -28,6 +29,7 @@ __all__ = [
     "ConnectFailedError",
     "CutError",
     "FrameStream",
+    "Heard",
     "WorkerClient",
     "WorkerLimits",
     "WorkerRefusedError",
@@ -76,6 +78,14 @@ class FrameStream:
             self._connection.abort()
 
 
+class Heard(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of an abort. `boot_id` is the life that answered, "" where none said so."""
+
+    ended: bool = False  # the attempt was known, and ends
+    boot_id: str = ""
+    refused: bool = False  # nobody listens at that address
+
+
 class _Idle(msgspec.Struct):
     """A kept connection and when it fell idle, on the loop's clock."""
 
@@ -110,20 +120,32 @@ class WorkerClient:
             reconnect=None if kept is None else lambda: self._connect(address),
         )
 
-    async def abort(self, url: str, request_id: str, attempt: int) -> bool:
-        """Ask the worker to end an attempt; whether it heard. Raises nothing."""
-        address = _address(url)
-        request = self._request(address, f"/abort/{request_id}:{attempt}", b"")
+    async def abort(self, url: str, request_id: str, attempt: int) -> Heard:
+        """Ask the worker to end an attempt, within `abort_s`. Raises nothing."""
         try:
+            address = _address(url)
+            request = self._request(address, f"/abort/{request_id}:{attempt}", b"")
             async with asyncio.timeout(self._limits.abort_s):
-                return await self._abort(address, request)
-        except (ConnectFailedError, CutError, TimeoutError):
-            return False
+                answer = await self._abort(address, request)
+        except ConnectFailedError as error:
+            return Heard(refused=error.refused)
+        except (CutError, TimeoutError):
+            return Heard()
+        return Heard(ended=answer.status == HTTP_OK, boot_id=answer.boot_id)
 
     @property
     def connections(self) -> int:
         """Connections open now, busy and idle."""
         return len(self._open)
+
+    def sweep(self) -> None:
+        """Cut what has been idle for too long, and forget addresses nobody uses any more."""
+        oldest_s = asyncio.get_running_loop().time() - self._limits.keep_alive_s
+        for address, pool in list(self._idle.items()):
+            while pool and (not pool[0].connection.usable or pool[0].since_s <= oldest_s):
+                pool.popleft().connection.abort()
+            if not pool:
+                del self._idle[address]
 
     async def close(self) -> None:
         """Cut every connection."""
@@ -131,15 +153,20 @@ class WorkerClient:
             connection.abort()
         self._idle.clear()
 
-    async def _abort(self, address: tuple[str, int], request: bytes) -> bool:
+    async def _abort(self, address: tuple[str, int], request: bytes) -> Answer:
         kept = self._take_idle(address)
         if kept is not None:
             try:
-                return await kept.send(request).outcome() == HTTP_OK
+                answer = kept.send(request)
+                await answer.outcome()
             except CutError:
                 pass  # it had gone stale, and an abort must not be lost to that
+            else:
+                return answer
         connection = await self._connect(address)
-        return await connection.send(request).outcome() == HTTP_OK
+        answer = connection.send(request)
+        await answer.outcome()
+        return answer
 
     async def _connect(self, address: tuple[str, int]) -> WorkerConnection:
         loop = asyncio.get_running_loop()
@@ -153,7 +180,8 @@ class WorkerClient:
             async with asyncio.timeout(self._limits.connect_s):
                 await loop.create_connection(lambda: connection, *address)
         except (OSError, TimeoutError) as error:
-            raise ConnectFailedError(str(error) or type(error).__name__) from error
+            refused = isinstance(error, ConnectionRefusedError)
+            raise ConnectFailedError(str(error) or type(error).__name__, refused=refused) from error
         except asyncio.CancelledError:
             connection.abort()  # it may have been made while we were being cancelled
             raise
@@ -206,7 +234,12 @@ class WorkerClient:
 
 
 def _address(url: str) -> tuple[str, int]:
-    parts = urlsplit(url)
-    assert parts.scheme == "http", "the worker hop is plain HTTP inside the cluster"
-    assert parts.hostname is not None
-    return parts.hostname, parts.port or 80
+    """Raises ConnectFailedError: a row may have lost its address before its replica is gone."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port or 80
+    except ValueError as error:
+        raise ConnectFailedError(f"no address: {error}") from error
+    if parts.scheme != "http" or not host:  # the worker hop is plain HTTP inside the cluster
+        raise ConnectFailedError(f"no address of a worker: {url!r}")
+    return host, port

@@ -14,6 +14,7 @@ import httptools
 import msgspec
 
 from core.protocol import (
+    BOOT_HEADER,
     Failed,
     Finished,
     Frame,
@@ -44,7 +45,14 @@ class WorkerLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConnectFailedError(Exception):
-    """Nothing was sent: another replica, or the same one later, may be tried freely."""
+    """Nothing was sent: another replica, or the same one later, may be tried freely.
+
+    `refused`: the machine answered, and nobody listens there.
+    """
+
+    def __init__(self, reason: str, *, refused: bool = False) -> None:
+        super().__init__(reason)
+        self.refused = refused
 
 
 class CutError(Exception):
@@ -78,6 +86,7 @@ class Answer:
         self._error: Exception | None = None
         self._started = False
         self.status = 0
+        self.boot_id = ""  # of who answers, where a header says so
         self.ended = False  # the terminal frame arrived
         self.complete = False  # the HTTP message is over
         self.on_drained: Callable[[], None] | None = None
@@ -254,6 +263,8 @@ class WorkerConnection(asyncio.Protocol):
         """One response header."""
         if name.lower() == b"content-type":
             self._carries_frames = value.strip() == FRAMES_CONTENT_TYPE
+        elif name.lower() == BOOT_HEADER and self._answer is not None:
+            self._answer.boot_id = value.strip().decode("latin-1")
 
     def on_headers_complete(self) -> None:
         """The response head is over."""

@@ -21,9 +21,12 @@ POOL_PARTS = (
     "prefixes",
     "recency",
 )
-TENANT_PARTS = ("levels", "held", "charges", "versions")
+TENANT_PARTS = ("levels", "held", "charges", "idle", "versions")
 
 ROUTE_VERSIONS = b"versions:routes"  # hash: public model name -> newest version pushed
+
+RETRY_KEYS = (b"{retries}:budget",)  # the fleet's, as the suspects of deaths are
+DEATH_KEYS = (b"{deaths}:suspects", b"{deaths}:until")
 
 
 def tenant_keys(tenant: str) -> tuple[bytes, ...]:

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import msgspec
 
+from core.deaths import DeathRules
 from core.dispatch import PoolRules
 from core.limits import DEBT_MAX, LIMIT_MAX, UNITS, LimitRules
+from core.retries import RetryRules
 
 LUA = Path(__file__).parent / "lua"
 TENANT_SWEEP_MAX = 64  # forgotten tickets cleared away by one call; they no longer count before
@@ -82,6 +84,22 @@ def dispatch_functions(pool_rules: PoolRules, limit_rules: LimitRules) -> Dispat
 def version_function() -> Function:
     """`raise_versions`: it knows no rules, for who does nothing but push versions."""
     return _functions("versions", ("raise_versions",), (), {})["raise_versions"]
+
+
+class FailureFunctions(msgspec.Struct, frozen=True, kw_only=True):
+    """Those about replicas that die, under one set of rules."""
+
+    spend_retry: Function
+    record_death: Function
+    absolve_death: Function
+    list_deaths: Function
+
+
+def failure_functions(retries: RetryRules, deaths: DeathRules) -> FailureFunctions:
+    """The functions under these rules."""
+    names = ("spend_retry", "record_death", "absolve_death", "list_deaths")
+    tables = {"RETRIES": msgspec.to_builtins(retries), "DEATHS": msgspec.to_builtins(deaths)}
+    return FailureFunctions(**_functions("failure", names, ("clock", "deaths"), tables))
 
 
 def _functions(

@@ -16,6 +16,7 @@ import msgspec
 
 from core import internal_token
 from core.protocol import (
+    BOOT_HEADER,
     Failed,
     Finished,
     Frame,
@@ -208,9 +209,10 @@ class Server:
     async def _abort(self, attempt: str, send: Send) -> None:
         request_id, _, number = attempt.rpartition(":")
         if not request_id or not number.isdigit() or self.engine is None:
-            await _answer(send, 404, {"aborted": False})
+            await _answer(send, 404, {"aborted": False}, boot_id=self.boot_id)
             return
-        await _answer(send, 200, {"aborted": self.engine.abort(request_id, int(number))})
+        aborted = self.engine.abort(request_id, int(number))
+        await _answer(send, 200, {"aborted": aborted}, boot_id=self.boot_id)
 
     async def _generate(self, receive: Receive, send: Send) -> None:
         try:
@@ -296,11 +298,15 @@ async def _send_frames(send: Send, frames: list[Frame], *, more: bool) -> None:
     await send({"type": "http.response.body", "body": data, "more_body": more})
 
 
-async def _answer(send: Send, status: int, body: dict[str, Any]) -> None:
-    await _send(send, status, b"application/json", json.dumps(body).encode())
+async def _answer(send: Send, status: int, body: dict[str, Any], *, boot_id: str = "") -> None:
+    await _send(send, status, b"application/json", json.dumps(body).encode(), boot_id=boot_id)
 
 
-async def _send(send: Send, status: int, content_type: bytes, body: bytes) -> None:
+async def _send(
+    send: Send, status: int, content_type: bytes, body: bytes, *, boot_id: str = ""
+) -> None:
     headers = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
+    if boot_id:
+        headers.append((BOOT_HEADER, boot_id.encode()))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

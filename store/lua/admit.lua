@@ -1,77 +1,114 @@
--- Charge one request to its tenant's limits and hold its ticket, or charge nothing.
+-- Charge one request to every scope of its tenant that it counts in, and hold its ticket; or
+-- charge nothing anywhere.
 -- Twin: `core.limits.admit`, after `core.limits.check_versions` for key and tenant.
 --
--- KEYS    1 levels, 2 held, 3 charges (see lib/buckets.lua)
---         4 versions  hash: "tenant", "key:<id>" -> newest version pushed
+-- KEYS    1 levels, 2 held, 3 charges, 4 idle (see lib/buckets.lua)
+--         5 versions  hash: "tenant", "key:<id>" -> newest version pushed
 -- ARGV    1 now_ms    ms, or "" for the server's clock (tests set it)
 --         2 ticket    text
 --         3 key       text, the API key's id
 --         4 key_version, 5 tenant_version           integers, what the gateway decided from
---         6 requests_per_min, 7 input_tokens_per_min, 8 output_tokens_per_min, 9 concurrency
---                     integers, 0 is unlimited
---         10 input_tokens  integer, net of the expected prefix match
+--         6 input_tokens   integer, net of the expected prefix match
+--         7 output_tokens  integer, the most it may produce; 0 holds nothing of an answer
+--         8 … 12, 13 … 17, …  the scopes in order, the tenant's first: name (text),
+--                     requests_per_min, input_tokens_per_min, output_tokens_per_min, concurrency
+--                     (integers, 0 is unlimited)
 -- RETURNS msgpack array
 --         {"stale", key, tenant}                                  booleans
---         {"admitted", "", 0, headroom…} | {"refused", reason, retry_after_ms, headroom…}
---         headroom: limit, remaining, reset_ms of requests, input and output tokens
+--         {"admitted", "", "", 0, rooms…} | {"refused", scope, reason, retry_after_ms, rooms…}
+--         rooms: for each scope limit, remaining, reset_ms of requests, input and output tokens
 
 local REASONS = {'requests', 'input_tokens', 'output_tokens'}
+local FIRST_SCOPE, SCOPE_PARTS = 8, 5
 
-local function refusal(input_units)
-  local needs, reason, retry_after_ms = {LIMITS.units, input_units, LIMITS.units}, nil, 0
-  for i = REQUESTS, OUTPUT do
-    local level = tenant.levels[i]
-    local wait = level and wait_ms(level, needs[i], tenant.limits[i]) or 0
+-- Opens the scopes under the limits asked with; returns their names, in order.
+local function read_scopes(args)
+  local names = {}
+  for i = FIRST_SCOPE, #args, SCOPE_PARTS do names[#names + 1] = args[i] end
+  open_scopes(names)
+  for j, name in ipairs(names) do
+    local i = FIRST_SCOPE + (j - 1) * SCOPE_PARTS
+    local per_min = {tonumber(args[i + 1]), tonumber(args[i + 2]), tonumber(args[i + 3])}
+    set_limits(opened[name], tonumber(args[i + 4]), per_min)
+  end
+  return names
+end
+
+local function input_units(scope, tokens)
+  return math.min(tokens, scope.limits[INPUT]) * LIMITS.units
+end
+
+local function refusal(names, input_tokens)
+  local in_the_way, reason, retry_after_ms = nil, nil, 0
+  local function wait_for(name, what, wait)
     if wait > 0 then
-      reason = reason or REASONS[i]
+      in_the_way, reason = in_the_way or name, reason or what
       retry_after_ms = math.max(retry_after_ms, wait)
     end
   end
-  if tenant.concurrency > 0
-      and redis.call('ZCOUNT', HELD, '(' .. string.format('%.0f', tenant.now_ms), '+inf')
-        >= tenant.concurrency then
-    reason = reason or 'concurrency'
-    retry_after_ms = math.max(retry_after_ms, LIMITS.concurrency_retry_ms)
+  for _, name in ipairs(names) do
+    local scope = opened[name]
+    local needs = {LIMITS.units, input_units(scope, input_tokens), LIMITS.units}
+    for i = REQUESTS, OUTPUT do
+      local level = scope.levels[i]
+      if level then wait_for(name, REASONS[i], wait_ms(level, needs[i], scope.limits[i])) end
+    end
+    if scope.concurrency > 0 and scope.held >= scope.concurrency then
+      wait_for(name, 'concurrency', LIMITS.concurrency_retry_ms)
+    end
   end
-  return reason, retry_after_ms
+  return in_the_way, reason, retry_after_ms
 end
 
-local function answer(reason, retry_after_ms)
-  local told = {reason and 'refused' or 'admitted', reason or '', retry_after_ms}
-  for i = REQUESTS, OUTPUT do
-    local level, limit = tenant.levels[i], tenant.limits[i]
-    told[3 * i + 1] = limit
-    told[3 * i + 2] = level and math.max(0, math.floor(level / LIMITS.units)) or 0
-    told[3 * i + 3] = level and wait_ms(level, limit * LIMITS.units, limit) or 0
+local function charged(names, input_tokens, output_tokens)
+  local held = hold_in(names, true)
+  for j, name in ipairs(names) do
+    local scope, place = opened[name], 4 * (j - 1) + 1
+    local output = scope.levels[OUTPUT]
+    local most = math.min(output_tokens, LIMITS.output_hold_tokens)
+    local units = {
+      scope.levels[REQUESTS] and LIMITS.units or 0,
+      input_units(scope, input_tokens),
+      output and math.min(most, math.floor(output / LIMITS.units)) * LIMITS.units or 0,
+    }
+    for i = REQUESTS, OUTPUT do
+      held.flat[place + i] = units[i]
+      refund(scope, i, -units[i])
+    end
+  end
+  return held
+end
+
+local function answer(names, in_the_way, reason, retry_after_ms)
+  local told = {reason and 'refused' or 'admitted', in_the_way or '', reason or '', retry_after_ms}
+  for _, name in ipairs(names) do
+    local scope = opened[name]
+    for i = REQUESTS, OUTPUT do
+      local level, limit = scope.levels[i], scope.limits[i]
+      told[#told + 1] = limit
+      told[#told + 1] = level and math.max(0, math.floor(level / LIMITS.units)) or 0
+      told[#told + 1] = level and wait_ms(level, limit * LIMITS.units, limit) or 0
+    end
   end
   return cmsgpack.pack(told)
 end
 
 register('admit', function(keys, args)
-  local known = redis.call('HMGET', keys[4], 'key:' .. args[3], 'tenant')
+  local known = redis.call('HMGET', keys[5], 'key:' .. args[3], 'tenant')
   local key_stale = tonumber(args[4]) < tonumber(known[1] or 0)
   local tenant_stale = tonumber(args[5]) < tonumber(known[2] or 0)
   if key_stale or tenant_stale then
     return cmsgpack.pack({'stale', key_stale, tenant_stale})
   end
-  local ticket = args[2]
+  local ticket, input_tokens, output_tokens = args[2], tonumber(args[6]), tonumber(args[7])
   open_tenant(keys, args[1])
-  set_limits(tonumber(args[9]), {tonumber(args[6]), tonumber(args[7]), tonumber(args[8])})
-  local held, reason, retry_after_ms = find_held(ticket), nil, 0
+  local names = read_scopes(args)
+  local held, in_the_way, reason, retry_after_ms = find_held(ticket), nil, nil, 0
   if not held then
-    local limit = tenant.limits[INPUT]
-    local input_units = limit > 0 and math.min(tonumber(args[10]), limit) * LIMITS.units or 0
-    reason, retry_after_ms = refusal(input_units)
-    if not reason then
-      held = {
-        charged = true, requests = tenant.levels[REQUESTS] and LIMITS.units or 0,
-        input_tokens = input_units, output_tokens = 0, output_total = 0,
-      }
-      refund(REQUESTS, -held.requests)
-      refund(INPUT, -input_units)
-    end
+    in_the_way, reason, retry_after_ms = refusal(names, input_tokens)
+    if not reason then held = charged(names, input_tokens, output_tokens) end
   end
   if held then touch(ticket, held) end
   close_tenant()
-  return answer(reason, retry_after_ms)
+  return answer(names, in_the_way, reason, retry_after_ms)
 end)

@@ -26,6 +26,7 @@ from gateway.worker_client import (
     ConnectFailedError,
     CutError,
     FrameStream,
+    Heard,
     WorkerClient,
     WorkerLimits,
     WorkerRefusedError,
@@ -417,17 +418,17 @@ async def test_abort_says_whether_the_worker_heard() -> None:
 
     async with RawServer(handler) as server:
         client = a_client()
-        assert await client.abort(server.url, "req_1", 2)
-        assert not await client.abort(server.url, "req_1", 3)
+        assert (await client.abort(server.url, "req_1", 2)).ended
+        assert not (await client.abort(server.url, "req_1", 3)).ended
         assert seen == [b"/abort/req_1:2", b"/abort/req_1:3"]
         await client.close()
 
 
 async def test_abort_raises_nothing_when_the_worker_is_gone_or_silent() -> None:
     client = a_client(WorkerLimits(abort_s=0.1))
-    assert not await client.abort(f"http://127.0.0.1:{free_port()}", "req_1", 1)
+    assert await client.abort(f"http://127.0.0.1:{free_port()}", "req_1", 1) == Heard(refused=True)
     async with RawServer(answering(b"")) as server:
-        assert not await client.abort(server.url, "req_1", 1)
+        assert await client.abort(server.url, "req_1", 1) == Heard()
         await client.close()
 
 

@@ -1,45 +1,81 @@
--- A tenant's state for one call: read it, bring it up to now, charge it, write it back.
--- The twin of `core/limits.py`, function by function. Used by admit, charge, finish_tenant
--- and cancel_tenant.
+-- A tenant's state for one call: read what is needed of it, bring that up to now, charge it,
+-- write it back. The twin of `core/limits.py`, function by function. Used by admit, charge,
+-- finish_tenant and cancel_tenant.
 --
--- KEYS    1 levels   string, msgpack: {now_ms, concurrency, per minute limits, levels}; the
---                    last two of requests, input and output tokens; a level is in units,
---                    false where there is no limit
+-- KEYS    1 levels   hash: "now" -> ms of the last call; scope -> msgpack {at_ms, concurrency,
+--                    per minute limits, levels, tickets held}; limits and levels are of
+--                    requests, input and output tokens; a level is in units, false where there
+--                    is no limit
 --         2 held     sorted set: ticket -> expiry (ms)
---         3 charges  hash: ticket -> msgpack {charged, requests, input, output, output_total}
+--         3 charges  hash: ticket -> msgpack {charged, output_from, output_total,
+--                    {scope, requests, input, output, scope, …}}
+--         4 idle     sorted set: scope -> from when on it is as good as new (ms)
 -- ARGV    none: the function hands over what it takes from them
--- LIMITS  units, limit_max, debt_max, lease_ms, concurrency_retry_ms, sweep_max
+-- LIMITS  units, limit_max, debt_max, and the rules of `core.limits.LimitRules`
 -- RETURNS nothing: it defines local functions for those that follow
 
 local REQUESTS, INPUT, OUTPUT = 1, 2, 3
+local TENANT_SCOPE = 'tenant'
 local KEEP_MS = 60000 -- how long an idle tenant's levels outlive their refilling
 
-local LEVELS, HELD, CHARGES -- keys of the tenant of this call
-local tenant -- its state, until `close_tenant`
+local LEVELS, HELD, CHARGES, IDLE -- keys of the tenant of this call
+local now_ms -- of this call; it never falls
+local opened -- scope -> its state, until `close_tenant`
+
+local function integer(number)
+  return string.format('%.0f', number)
+end
 
 local function wait_ms(level, need, limit)
   return math.max(0, math.ceil((need - level) / limit))
 end
 
--- Refills to now and lets go of tickets that nobody touched for a lease.
-local function open_tenant(keys, now_arg)
-  LEVELS, HELD, CHARGES = keys[1], keys[2], keys[3]
-  local stored = redis.call('GET', LEVELS)
-  local last_ms, concurrency, limits, levels = 0, 0, {0, 0, 0}, {false, false, false}
-  if stored then last_ms, concurrency, limits, levels = unpack(cmsgpack.unpack(stored)) end
-  local now_ms = math.max(last_ms, time_ms(now_arg))
-  for i = REQUESTS, OUTPUT do
-    if levels[i] then
-      local limit = limits[i]
-      levels[i] = math.min(limit * LIMITS.units, levels[i] + (now_ms - last_ms) * limit)
+-- One nobody knows is as good as new.
+local function unpacked(packed)
+  if not packed then
+    return {at_ms = now_ms, concurrency = 0, limits = {0, 0, 0}, levels = {false, false, false},
+      held = 0}
+  end
+  local scope = {}
+  scope.at_ms, scope.concurrency, scope.limits, scope.levels, scope.held = unpack(
+    cmsgpack.unpack(packed))
+  return scope
+end
+
+-- Reads those of the scopes that are not open yet, refilled to now.
+local function open_scopes(names)
+  local missing = {}
+  for _, name in ipairs(names) do
+    if not opened[name] then
+      opened[name] = true
+      missing[#missing + 1] = name
     end
   end
-  tenant = {now_ms = now_ms, concurrency = concurrency, limits = limits, levels = levels}
-  local gone = redis.call('ZRANGE', HELD, '-inf', now_ms, 'BYSCORE', 'LIMIT', 0, LIMITS.sweep_max)
-  if #gone > 0 then
-    redis.call('ZREM', HELD, unpack(gone))
-    redis.call('HDEL', CHARGES, unpack(gone))
+  if #missing == 0 then return end
+  local stored = redis.call('HMGET', LEVELS, unpack(missing))
+  for j, name in ipairs(missing) do
+    local scope = unpacked(stored[j])
+    for i = REQUESTS, OUTPUT do
+      if scope.levels[i] then
+        local limit = scope.limits[i]
+        scope.levels[i] = math.min(
+          limit * LIMITS.units, scope.levels[i] + (now_ms - scope.at_ms) * limit)
+      end
+    end
+    scope.at_ms = now_ms
+    opened[name] = scope
   end
+end
+
+local function full_wait_ms(scope)
+  local longest_ms = 0
+  for i = REQUESTS, OUTPUT do
+    local level, limit = scope.levels[i], scope.limits[i]
+    if level then
+      longest_ms = math.max(longest_ms, wait_ms(level, limit * LIMITS.units, limit))
+    end
+  end
+  return longest_ms
 end
 
 local function clamped(level, limit)
@@ -47,62 +83,142 @@ local function clamped(level, limit)
 end
 
 -- A bucket that is new, or was unlimited, starts full.
-local function set_limits(concurrency, per_min)
-  tenant.concurrency = concurrency
+local function set_limits(scope, concurrency, per_min)
+  scope.concurrency = concurrency
   for i = REQUESTS, OUTPUT do
     local limit = math.min(per_min[i], LIMITS.limit_max)
-    tenant.limits[i] = limit
-    tenant.levels[i] = limit > 0 and clamped(tenant.levels[i] or limit * LIMITS.units, limit)
-  end
-end
-
-local function find_held(ticket)
-  local expires_ms = tonumber(redis.call('ZSCORE', HELD, ticket) or 0)
-  if expires_ms <= tenant.now_ms then return nil end
-  local charged, requests, input, output, total = unpack(
-    cmsgpack.unpack(redis.call('HGET', CHARGES, ticket)))
-  return {
-    charged = charged, requests = requests, input_tokens = input, output_tokens = output,
-    output_total = total,
-  }
-end
-
-local function touch(ticket, held)
-  redis.call('ZADD', HELD, tenant.now_ms + LIMITS.lease_ms, ticket)
-  redis.call('HSET', CHARGES, ticket, cmsgpack.pack({
-    held.charged, held.requests, held.input_tokens, held.output_tokens, held.output_total,
-  }))
-end
-
-local function let_go(ticket)
-  redis.call('ZREM', HELD, ticket)
-  redis.call('HDEL', CHARGES, ticket)
-end
-
--- Charges what is new in the ticket's absolute total.
-local function charge_output(held, total)
-  local tokens = math.max(0, total - held.output_total)
-  held.output_total = held.output_total + tokens
-  local level = tenant.levels[OUTPUT]
-  if level then
-    tenant.levels[OUTPUT] = math.max(-LIMITS.debt_max, level - tokens * LIMITS.units)
-    held.output_tokens = held.output_tokens + tokens * LIMITS.units
+    scope.limits[i] = limit
+    scope.levels[i] = limit > 0 and clamped(scope.levels[i] or limit * LIMITS.units, limit)
   end
 end
 
 -- Gives units back to a bucket, or takes them where negative; unlimited ones have no level.
-local function refund(i, units)
-  if tenant.levels[i] then
-    tenant.levels[i] = clamped(tenant.levels[i] + units, tenant.limits[i])
+local function refund(scope, i, units)
+  if scope.levels[i] then
+    scope.levels[i] = clamped(scope.levels[i] + units, scope.limits[i])
+  end
+end
+
+local function unpacked_held(packed)
+  local held = {}
+  held.charged, held.output_from, held.output_total, held.flat = unpack(cmsgpack.unpack(packed))
+  return held
+end
+
+-- Names of the scopes that a ticket counts in; each has its place in `flat`, before its charges.
+local function scopes_of(held)
+  local names = {}
+  for i = 1, #held.flat, 4 do names[#names + 1] = held.flat[i] end
+  return names
+end
+
+local function uncount(held)
+  local names = scopes_of(held)
+  open_scopes(names)
+  for _, name in ipairs(names) do
+    opened[name].held = math.max(0, opened[name].held - 1)
+  end
+end
+
+local function let_go(ticket, held)
+  uncount(held)
+  redis.call('ZREM', HELD, ticket)
+  redis.call('HDEL', CHARGES, ticket)
+end
+
+-- Scopes as good as new are forgotten, a few at each call.
+local function forget_idle()
+  local names = redis.call('ZRANGE', IDLE, '-inf', now_ms, 'BYSCORE', 'LIMIT', 0, LIMITS.forget_max)
+  if #names == 0 then return end
+  local stored = redis.call('HMGET', LEVELS, unpack(names))
+  for j, name in ipairs(names) do
+    if unpacked(stored[j]).held > 0 then
+      redis.call('ZADD', IDLE, now_ms + LIMITS.lease_ms, name)
+    else
+      redis.call('HDEL', LEVELS, name)
+      redis.call('ZREM', IDLE, name)
+    end
+  end
+end
+
+-- Lets go of tickets that nobody touched for a lease.
+local function sweep_held()
+  local gone = redis.call('ZRANGE', HELD, '-inf', now_ms, 'BYSCORE', 'LIMIT', 0, LIMITS.lapsed_max)
+  if #gone == 0 then return end
+  for _, packed in ipairs(redis.call('HMGET', CHARGES, unpack(gone))) do
+    if packed then uncount(unpacked_held(packed)) end
+  end
+  redis.call('ZREM', HELD, unpack(gone))
+  redis.call('HDEL', CHARGES, unpack(gone))
+end
+
+local function open_tenant(keys, now_arg)
+  LEVELS, HELD, CHARGES, IDLE = keys[1], keys[2], keys[3], keys[4]
+  opened = {}
+  now_ms = math.max(tonumber(redis.call('HGET', LEVELS, 'now') or 0), time_ms(now_arg))
+  forget_idle()
+  sweep_held()
+end
+
+-- Nil for one past its lease, which is let go of.
+local function find_held(ticket)
+  local packed = redis.call('HGET', CHARGES, ticket)
+  if not packed then return nil end
+  local held = unpacked_held(packed)
+  if tonumber(redis.call('ZSCORE', HELD, ticket) or 0) <= now_ms then
+    let_go(ticket, held)
+    return nil
+  end
+  return held
+end
+
+-- A ticket to be touched, which counts in these scopes.
+local function hold_in(names, charged)
+  open_scopes(names)
+  local held = {charged = charged, output_from = 0, output_total = 0, flat = {}}
+  for _, name in ipairs(names) do
+    opened[name].held = opened[name].held + 1
+    for _, part in ipairs({name, 0, 0, 0}) do held.flat[#held.flat + 1] = part end
+  end
+  return held
+end
+
+local function touch(ticket, held)
+  redis.call('ZADD', HELD, now_ms + LIMITS.lease_ms, ticket)
+  redis.call('HSET', CHARGES, ticket, cmsgpack.pack({
+    held.charged, held.output_from, held.output_total, held.flat,
+  }))
+end
+
+-- What was held for the answer to come is used up first.
+local function charge_output(held)
+  local due = (held.output_total - held.output_from) * LIMITS.units
+  open_scopes(scopes_of(held))
+  for place = 1, #held.flat, 4 do
+    local scope, units = opened[held.flat[place]], held.flat[place + OUTPUT]
+    if scope.levels[OUTPUT] and due > units then
+      refund(scope, OUTPUT, units - due)
+      held.flat[place + OUTPUT] = due
+    end
   end
 end
 
 local function close_tenant()
-  local full_ms = 0
-  for i = REQUESTS, OUTPUT do
-    local level, limit = tenant.levels[i], tenant.limits[i]
-    if level then full_ms = math.max(full_ms, wait_ms(level, limit * LIMITS.units, limit)) end
+  local fields, idle, keep_ms = {'now', integer(now_ms)}, {}, LIMITS.lease_ms
+  for name, scope in pairs(opened) do
+    local idle_ms = full_wait_ms(scope) + (scope.held > 0 and LIMITS.lease_ms or 0)
+    keep_ms = math.max(keep_ms, idle_ms)
+    fields[#fields + 1] = name
+    fields[#fields + 1] = cmsgpack.pack({
+      scope.at_ms, scope.concurrency, scope.limits, scope.levels, scope.held,
+    })
+    idle[#idle + 1] = integer(now_ms + idle_ms)
+    idle[#idle + 1] = name
   end
-  local state = {tenant.now_ms, tenant.concurrency, tenant.limits, tenant.levels}
-  redis.call('SET', LEVELS, cmsgpack.pack(state), 'PX', full_ms + LIMITS.lease_ms + KEEP_MS)
+  redis.call('HSET', LEVELS, unpack(fields))
+  if #idle > 0 then redis.call('ZADD', IDLE, unpack(idle)) end
+  if redis.call('PTTL', LEVELS) < keep_ms + LIMITS.lease_ms then
+    redis.call('PEXPIRE', LEVELS, integer(keep_ms + KEEP_MS))
+    redis.call('PEXPIRE', IDLE, integer(keep_ms + KEEP_MS))
+  end
 end
