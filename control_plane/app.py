@@ -77,6 +77,7 @@ ADMIN_HANDLERS = [
     replicas.list_replicas,
     routes.put_route,
     routes.list_routes,
+    routes.read_route,
     routes.delete_route,
     tenants.create_tenant,
     tenants.list_tenants,

@@ -70,7 +70,7 @@ class Target(
     max_output_tokens: Count = 0
     weight: Annotated[int, msgspec.Meta(ge=0, le=WEIGHT_MAX)] = 1
     first_token_ms: Annotated[int, msgspec.Meta(ge=0, le=FIRST_TOKEN_MS_MAX)] = 0
-    when: Condition = Condition()
+    when: Condition = msgspec.field(default_factory=Condition)
 
     @property
     def name(self) -> str:

@@ -93,9 +93,9 @@ async def price_list(
     return await _listed(conn, "price_list", wanted)
 
 
-async def prices_in_view(conn: Connection, region: str) -> PriceTable:
-    """Of the models that a region serves: what is in force, was an hour ago, or is to come."""
-    cursor = await conn.execute(_sql["prices_in_view"], {"region": region})
+async def prices_in_view(conn: Connection) -> PriceTable:
+    """Of all public names with a route: what is in force, was an hour ago, or is to come."""
+    cursor = await conn.execute(_sql["prices_in_view"])
     rows = await cursor.fetchall()
     # There may be tens of thousands, and tokens are on their way meanwhile.
     return await asyncio.to_thread(lambda: PriceTable(_versions(_columns(cursor), rows)))

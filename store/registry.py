@@ -4,12 +4,14 @@ Versions are named by the hash of their content; registering one twice is the sa
 The routing view for gateways is read elsewhere, in `store.routing_view`.
 """
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
 import msgspec
 from psycopg.types.json import Jsonb
 
+from core.route_table import EVERYBODY, RouteTable, Target, placed_targets
 from store.changes import next_change
 from store.postgres import Connection
 from store.queries import load
@@ -55,14 +57,11 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     created_ms: int
 
 
-class RouteRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A public model name and where it leads. `max_output_tokens` 0 is up to the context."""
+class ModelAccess(msgspec.Struct, frozen=True, kw_only=True):
+    """The only public names that a key of a tenant may ask for; `key` '' is all of its keys."""
 
-    model: str
-    deployment: str
-    max_output_tokens: int
-    version: int
-    created_ms: int
+    key: str
+    models: tuple[str, ...]
 
 
 async def model_family(conn: Connection, model: str) -> str | None:
@@ -160,27 +159,103 @@ async def set_desired_state(conn: Connection, name: str, state: DesiredState) ->
 async def put_route(
     conn: Connection, *, model: str, deployment: str, max_output_tokens: int
 ) -> int:
-    """Lead a public name to a deployment. Returns the route's new version."""
+    """Lead everybody's name to a deployment. Returns the route's new version."""
+    return await put_table(
+        conn,
+        RouteTable(
+            model=model,
+            targets=(Target(deployment=deployment),),
+            max_output_tokens=max_output_tokens,
+        ),
+    )
+
+
+async def put_table(conn: Connection, table: RouteTable) -> int:
+    """Write it in the place of what stands there. Returns its new version.
+
+    The caller has found no fault in it; an unknown deployment the database refuses.
+    """
     version = await next_change(conn, "routing")
+    place = {"tenant": table.tenant, "model": table.model}
     values = {
-        "model": model,
-        "deployment": deployment,
-        "max_output_tokens": max_output_tokens,
+        **place,
+        "alias": table.alias,
+        "targets": Jsonb(msgspec.to_builtins(table.targets)),
+        "fallbacks": Jsonb(msgspec.to_builtins(table.fallbacks)),
+        "max_output_tokens": table.max_output_tokens,
         "version": version,
     }
     await conn.execute(_sql["put_route"], values)
+    await conn.execute(_sql["clear_route_targets"], place)
+    placed = list(placed_targets(table))
+    lists = {
+        "paths": [path for path, _ in placed],
+        "deployments": [target.deployment for _, target in placed],
+        "providers": [target.provider for _, target in placed],
+    }
+    await conn.execute(_sql["add_route_targets"], place | lists)
     return version
 
 
-async def delete_route(conn: Connection, model: str) -> int | None:
+async def delete_route(conn: Connection, model: str, tenant: str = EVERYBODY) -> int | None:
     """The version of the deletion, or None when there was no such route."""
     version = await next_change(conn, "routing")
-    row = await (await conn.execute(_sql["delete_route"], {"model": model})).fetchone()
+    place = {"tenant": tenant, "model": model}
+    row = await (await conn.execute(_sql["delete_route"], place)).fetchone()
     return None if row is None else version
 
 
-async def routes_page(conn: Connection, *, after: str = "", limit: int) -> list[RouteRow]:
-    """In order of public name, after `after`."""
-    async with conn.cursor(row_factory=struct_row(RouteRow)) as cursor:
-        await cursor.execute(_sql["routes_page"], {"after": after, "limit": limit})
+async def route(conn: Connection, model: str, tenant: str = EVERYBODY) -> RouteTable | None:
+    """The table of exactly this name and tenant."""
+    found = await _routes(conn, "route", {"tenant": tenant, "model": model})
+    return found[0] if found else None
+
+
+async def routes_page(
+    conn: Connection, *, tenant: str = EVERYBODY, after: str = "", limit: int
+) -> list[RouteTable]:
+    """Everybody's, or those of one tenant: in order of public name, after `after`."""
+    return await _routes(conn, "routes_page", {"tenant": tenant, "after": after, "limit": limit})
+
+
+async def all_routes(conn: Connection) -> tuple[RouteTable, ...]:
+    """Every table there is."""
+    return tuple(await _routes(conn, "all_routes", None))
+
+
+async def hold_routes(conn: Connection) -> int:
+    """Whoever changes a route waits until this transaction ends: what is read then stands."""
+    return await next_change(conn, "routing")
+
+
+async def provider_in_use(conn: Connection, provider: str) -> bool:
+    """Whether a table leads to it."""
+    row = await (await conn.execute(_sql["provider_in_use"], {"provider": provider})).fetchone()
+    return row is not None
+
+
+async def put_access(conn: Connection, tenant: str, access: ModelAccess) -> None:
+    """Allow these models alone. The caller touches the tenant or the key, which carry it."""
+    values = {"tenant": tenant, "key": access.key, "models": list(access.models)}
+    await conn.execute(_sql["put_access"], values)
+
+
+async def delete_access(conn: Connection, tenant: str, key: str = "") -> bool:
+    """Whether there was a list. The caller touches the tenant or the key."""
+    values = {"tenant": tenant, "key": key}
+    return await (await conn.execute(_sql["delete_access"], values)).fetchone() is not None
+
+
+async def model_access(conn: Connection, tenant: str) -> list[ModelAccess]:
+    """The tenant's own list first, if it has one, then those of its keys."""
+    async with conn.cursor(row_factory=struct_row(ModelAccess)) as cursor:
+        await cursor.execute(_sql["access"], {"tenant": tenant})
+        return await cursor.fetchall()
+
+
+async def _routes(
+    conn: Connection, statement: str, values: Mapping[str, object] | None
+) -> list[RouteTable]:
+    async with conn.cursor(row_factory=struct_row(RouteTable)) as cursor:
+        await cursor.execute(_sql[statement], values)
         return await cursor.fetchall()

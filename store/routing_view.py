@@ -1,19 +1,23 @@
-"""What a gateway may route to, read each second: three statements by key.
+"""What a gateway may route to, read each second: two statements by key, most of the time.
 
 The counter is read first and the replicas last, so a view may know more than its number
-says, never less. Prices, which are many and seldom change, are read again when it has risen.
-Nothing here decides; a lost replica is in the view, as not ready.
+says, never less. Everything else is many rows that seldom change: it is read again when the
+counter has risen. Nothing here decides; a lost replica is in the view, as not ready.
 """
+
+from collections.abc import Sequence
 
 import msgspec
 
 from core.ids import pool_id
 from core.registry import RoutingView, ServedModel
+from core.route_table import EVERYBODY, RouteTable
 from core.tickets import ReplicaView
 from store.changes import current_change
 from store.postgres import Connection
 from store.prices import prices_in_view
 from store.queries import load
+from store.registry import all_routes
 from store.rows import struct_row
 
 _sql = load("routing_view")
@@ -25,9 +29,7 @@ class _ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     deployment: str
     family: str
     context_tokens: int
-    max_output_tokens: int
     created_ms: int
-    route_version: int
 
 
 class _ReplicaRow(ReplicaView, frozen=True, kw_only=True):
@@ -39,38 +41,50 @@ async def routing_view(
 ) -> RoutingView:
     """The routes, prices and replicas of one region. `last` is what was read before, if it was."""
     version = await current_change(conn, "routing")
-    if last is not None and last.version == version:
-        prices = last.prices
-    else:
-        prices = await prices_in_view(conn, region)
-    async with conn.cursor(row_factory=struct_row(_ModelRow)) as cursor:
-        await cursor.execute(_sql["served_models"], {"region": region})
-        models = tuple(_served(row, region) for row in await cursor.fetchall())
-    replicas: dict[str, list[ReplicaView]] = {model.pool: [] for model in models}
+    if last is None or last.version != version:
+        last = await _read_routes(conn, region, version)
+    replicas: dict[str, list[ReplicaView]] = {model.pool: [] for model in last.models}
     async with conn.cursor(row_factory=struct_row(_ReplicaRow)) as cursor:
         await cursor.execute(_sql["replica_views"], {"region": region})
         for row in await cursor.fetchall():
             replicas.setdefault(pool_id(row.deployment, region), []).append(_view(row))
+    found = {pool: tuple(views) for pool, views in replicas.items()}
+    return msgspec.structs.replace(last, replicas=found)
+
+
+async def _read_routes(conn: Connection, region: str, version: int) -> RoutingView:
+    """All of a view that the counter tells of."""
+    tables = await all_routes(conn)
+    async with conn.cursor(row_factory=struct_row(_ModelRow)) as cursor:
+        await cursor.execute(_sql["served_models"], {"region": region})
+        models = _served(await cursor.fetchall(), tables, region, version)
     return RoutingView(
         region=region,
         version=version,
         models=models,
-        prices=prices,
-        replicas={pool: tuple(views) for pool, views in replicas.items()},
+        prices=await prices_in_view(conn),
+        replicas={},
+        tables=tables,
     )
 
 
-def _served(row: _ModelRow, region: str) -> ServedModel:
-    return ServedModel(
-        model=row.model,
-        version=row.version,
-        deployment=row.deployment,
-        pool=pool_id(row.deployment, region),
-        family=row.family,
-        context_tokens=row.context_tokens,
-        max_output_tokens=row.max_output_tokens,
-        created_ms=row.created_ms,
-        route_version=row.route_version,
+def _served(
+    rows: Sequence[_ModelRow], tables: Sequence[RouteTable], region: str, version: int
+) -> tuple[ServedModel, ...]:
+    limits = {table.model: table.max_output_tokens for table in tables if table.tenant == EVERYBODY}
+    return tuple(
+        ServedModel(
+            model=row.model,
+            version=row.version,
+            deployment=row.deployment,
+            pool=pool_id(row.deployment, region),
+            family=row.family,
+            context_tokens=row.context_tokens,
+            max_output_tokens=limits.get(row.model, 0),
+            created_ms=row.created_ms,
+            route_version=version,
+        )
+        for row in rows
     )
 
 

@@ -4,12 +4,14 @@ Importing this adds them to `store.schema.metadata`. Triggers are in the migrati
 """
 
 from sqlalchemy import (
+    ARRAY,
     BigInteger,
     Boolean,
     CheckConstraint,
     Column,
     DateTime,
     ForeignKey,
+    ForeignKeyConstraint,
     Identity,
     Index,
     Integer,
@@ -109,13 +111,43 @@ deployments = Table(
 routes = Table(
     "routes",
     metadata,
+    Column("tenant_id", Text, primary_key=True, server_default=""),
     Column("model", Text, primary_key=True),
-    Column("deployment", Text, ForeignKey("deployments.name"), nullable=False),
+    Column("alias", Text, nullable=False, server_default=""),
+    Column("targets", JSONB, nullable=False, server_default="[]"),
+    Column("fallbacks", JSONB, nullable=False, server_default="[]"),
     Column("max_output_tokens", Integer, nullable=False, server_default="0"),
     Column("version", BigInteger, nullable=False),
     Column("created_at", _TIME, nullable=False, server_default="now()"),
     Column("updated_at", _TIME, nullable=False, server_default="now()"),
+)
+
+route_targets = Table(
+    "route_targets",
+    metadata,
+    Column("tenant_id", Text, primary_key=True),
+    Column("model", Text, primary_key=True),
+    Column("path", Text, primary_key=True),
+    Column("deployment", Text, ForeignKey("deployments.name")),
+    Column("provider", Text),
+    ForeignKeyConstraint(
+        ["tenant_id", "model"],
+        ["routes.tenant_id", "routes.model"],
+        name="route_targets_route_fkey",
+        ondelete="CASCADE",
+    ),
+    CheckConstraint("(deployment IS NULL) <> (provider IS NULL)", name="kind"),
     Index(None, "deployment"),
+    Index(None, "provider"),
+)
+
+model_access = Table(
+    "model_access",
+    metadata,
+    Column("tenant_id", Text, ForeignKey("tenants.id"), primary_key=True),
+    Column("key_id", Text, primary_key=True, server_default=""),
+    Column("models", ARRAY(Text), nullable=False),
+    Column("updated_at", _TIME, nullable=False, server_default="now()"),
 )
 
 replicas = Table(

@@ -62,9 +62,7 @@ SELECT id, book, model, tier, service_class, effective_ms, currency, input_micro
   FROM (SELECT *, lead(effective_ms) OVER (
                   PARTITION BY book, model, tier, service_class ORDER BY effective_ms) AS ends_ms
           FROM prices
-         WHERE model IN (SELECT r.model
-                           FROM routes r JOIN deployments d ON d.name = r.deployment
-                          WHERE d.region = :region)) AS versions
+         WHERE model IN (SELECT model FROM routes)) AS versions
  WHERE ends_ms IS NULL OR ends_ms > (extract(epoch FROM now()) - 3600) * 1000
 
 -- name: create_book

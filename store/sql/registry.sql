@@ -29,8 +29,11 @@ SELECT v.version, v.model, m.family, v.context_tokens, v.state, v.manifest,
 UPDATE model_versions SET state = :state WHERE version = :version RETURNING version;
 
 -- name: version_in_use
-SELECT 1 FROM routes r JOIN deployments d ON d.name = r.deployment
+SELECT 1 FROM route_targets t JOIN deployments d ON d.name = t.deployment
  WHERE d.version = :version LIMIT 1;
+
+-- name: provider_in_use
+SELECT 1 FROM route_targets WHERE provider = :provider LIMIT 1;
 
 -- name: create_deployment
 -- No row when the name is taken.
@@ -52,16 +55,46 @@ SELECT name, version, region, desired_state,
 UPDATE deployments SET desired_state = :desired_state WHERE name = :name RETURNING name;
 
 -- name: put_route
-INSERT INTO routes (model, deployment, max_output_tokens, version)
-VALUES (:model, :deployment, :max_output_tokens, :version)
-ON CONFLICT (model) DO UPDATE
-   SET deployment = excluded.deployment, max_output_tokens = excluded.max_output_tokens,
-       version = excluded.version, updated_at = now();
+INSERT INTO routes (tenant_id, model, alias, targets, fallbacks, max_output_tokens, version)
+VALUES (:tenant, :model, :alias, :targets, :fallbacks, :max_output_tokens, :version)
+ON CONFLICT (tenant_id, model) DO UPDATE
+   SET alias = excluded.alias, targets = excluded.targets, fallbacks = excluded.fallbacks,
+       max_output_tokens = excluded.max_output_tokens, version = excluded.version,
+       updated_at = now();
+
+-- name: clear_route_targets
+DELETE FROM route_targets WHERE tenant_id = :tenant AND model = :model;
+
+-- name: add_route_targets
+INSERT INTO route_targets (tenant_id, model, path, deployment, provider)
+SELECT :tenant, :model, t.path, nullif(t.deployment, ''), nullif(t.provider, '')
+  FROM unnest(CAST(:paths AS text[]), CAST(:deployments AS text[]), CAST(:providers AS text[]))
+       AS t (path, deployment, provider);
 
 -- name: delete_route
-DELETE FROM routes WHERE model = :model RETURNING model;
+DELETE FROM routes WHERE tenant_id = :tenant AND model = :model RETURNING model;
+
+-- name: route
+SELECT model, tenant_id AS tenant, alias, targets, fallbacks, max_output_tokens, version,
+       CAST(floor(extract(epoch FROM created_at) * 1000) AS bigint) AS created_ms
+  FROM routes WHERE tenant_id = :tenant AND model = :model;
 
 -- name: routes_page
-SELECT model, deployment, max_output_tokens, version,
+SELECT model, tenant_id AS tenant, alias, targets, fallbacks, max_output_tokens, version,
        CAST(floor(extract(epoch FROM created_at) * 1000) AS bigint) AS created_ms
-  FROM routes WHERE model > :after ORDER BY model LIMIT :limit;
+  FROM routes WHERE tenant_id = :tenant AND model > :after ORDER BY model LIMIT :limit;
+
+-- name: all_routes
+SELECT model, tenant_id AS tenant, alias, targets, fallbacks, max_output_tokens, version,
+       CAST(floor(extract(epoch FROM created_at) * 1000) AS bigint) AS created_ms
+  FROM routes ORDER BY tenant_id, model;
+
+-- name: put_access
+INSERT INTO model_access (tenant_id, key_id, models) VALUES (:tenant, :key, :models)
+ON CONFLICT (tenant_id, key_id) DO UPDATE SET models = excluded.models, updated_at = now();
+
+-- name: delete_access
+DELETE FROM model_access WHERE tenant_id = :tenant AND key_id = :key RETURNING key_id;
+
+-- name: access
+SELECT key_id AS key, models FROM model_access WHERE tenant_id = :tenant ORDER BY key_id;

@@ -1,13 +1,13 @@
 -- name: served_models
-SELECT r.model, v.version, d.name AS deployment, m.family, v.context_tokens, r.max_output_tokens,
-       CAST(floor(extract(epoch FROM v.created_at) * 1000) AS bigint) AS created_ms,
-       r.version AS route_version
-  FROM routes r
-  JOIN deployments d ON d.name = r.deployment
+-- Each deployment that a name leads to in this region, under every such name.
+SELECT DISTINCT t.model, v.version, d.name AS deployment, m.family, v.context_tokens,
+       CAST(floor(extract(epoch FROM v.created_at) * 1000) AS bigint) AS created_ms
+  FROM route_targets t
+  JOIN deployments d ON d.name = t.deployment
   JOIN model_versions v ON v.version = d.version
   JOIN models m ON m.name = v.model
  WHERE d.region = :region
- ORDER BY r.model;
+ ORDER BY t.model, d.name;
 
 -- name: replica_views
 SELECT r.deployment, r.replica_id AS replica, r.boot_id, r.url, r.version,
@@ -16,5 +16,5 @@ SELECT r.deployment, r.replica_id AS replica, r.boot_id, r.url, r.version,
   FROM replicas r
   JOIN deployments d ON d.name = r.deployment
  WHERE d.region = :region AND r.version = d.version
-   AND r.deployment IN (SELECT deployment FROM routes)
+   AND r.deployment IN (SELECT deployment FROM route_targets)
  ORDER BY r.replica_id;
