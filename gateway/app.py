@@ -22,6 +22,7 @@ from gateway.api.health import Health
 from gateway.api.models import PREFIX, ModelEndpoint, ModelsEndpoint, NowhereEndpoint
 from gateway.api.responder import Receive, Scope, Send
 from gateway.gateway import Gateway, now_ms
+from gateway.patience import Bounds
 
 _log = logging.getLogger(__name__)
 
@@ -82,7 +83,11 @@ class Paths:
             limits=EdgeLimits(
                 body_bytes_max=settings.body_bytes_max,
                 body_timeout_s=settings.body_timeout_ms / 1000,
-                deadline_ms_max=settings.deadline_ms_max,
+                patience=Bounds(
+                    deadline_ms=settings.deadline_ms_max,
+                    first_token_ms=settings.first_token_ms_max,
+                    idle_ms=settings.idle_ms_max,
+                ),
             ),
             now_ms=now_ms,
             new_request_id=gateway.new_request_id,

@@ -37,6 +37,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     connections_max: int = 8_192
 
     deadline_ms_max: int = 600_000  # and the deadline of a request that names none
+    first_token_ms_max: int = 600_000  # until an answer's first token
+    idle_ms_max: int = 120_000  # between an answer's tokens: one death of a replica and more
     output_tokens_max: int = 0  # of one answer; 0 leaves it to the model
     reserve_output_tokens: int = 1_024  # a hard-capped tenant's first reservation
     headers_wait_ms: int = 10_000  # a stream's headers wait so long for the engine to start

@@ -26,6 +26,7 @@ from gateway.fields import (
     bad,
     missing,
     read_object,
+    read_timeout,
 )
 from gateway.tools.structured import structure_of
 
@@ -68,6 +69,7 @@ def parse_messages(body: bytes) -> Conversation:
         stream=fields.boolean("stream") or False,
         service_class=SERVICE_CLASS,
         user=_user(fields),
+        deadline_s=read_timeout(fields),
     )
     refuse_unknown(fields)
     return conversation

@@ -9,14 +9,25 @@ from gateway.api.responder import Receive, Scope
 # still hears why: a connection closed under its hands would tell it nothing.
 DRAINED_BYTES_MAX = 64 * 1024 * 1024
 DRAIN_S = 5.0
+OVERDUE = refuse(Code.TIMEOUT, "The request's body did not arrive by the request's deadline.")
 
 
 class ClientLeftError(Exception):
     """There is nobody to answer."""
 
 
-async def read_body(scope: Scope, receive: Receive, *, bytes_max: int, within_s: float) -> bytes:
-    """Raises RefusedError for a body too large or too slow, ClientLeftError."""
+async def read_body(
+    scope: Scope,
+    receive: Receive,
+    *,
+    bytes_max: int,
+    within_s: float,
+    patience_s: float | None = None,
+) -> bytes:
+    """`within_s` is our bound, `patience_s` what the caller said of the whole request.
+
+    Raises RefusedError for a body too large or too slow, ClientLeftError.
+    """
     too_large = refuse(Code.TOO_LARGE, f"The request's body is larger than {bytes_max} bytes.")
     headers = dict(scope["headers"])
     if _declared(headers) > bytes_max:
@@ -24,9 +35,11 @@ async def read_body(scope: Scope, receive: Receive, *, bytes_max: int, within_s:
             await _drain(receive)
         raise too_large
     try:
-        async with asyncio.timeout(within_s):
+        async with asyncio.timeout(within_s if patience_s is None else min(within_s, patience_s)):
             body = await _read(receive, bytes_max)
     except TimeoutError:
+        if patience_s is not None and patience_s < within_s:
+            raise OVERDUE from None
         raise refuse(Code.BAD_REQUEST, "The request's body did not arrive in time.") from None
     if body is None:
         await _drain(receive)

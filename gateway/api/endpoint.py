@@ -12,6 +12,7 @@ from gateway.api.faces import Face, face_of
 from gateway.api.responder import Receive, Responder, Scope, Send
 from gateway.auth import Authenticator
 from gateway.metrics import Metrics
+from gateway.patience import Bounds
 
 _log = logging.getLogger(__name__)
 
@@ -23,7 +24,7 @@ class EdgeLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     body_bytes_max: int
     body_timeout_s: float
-    deadline_ms_max: int
+    patience: Bounds
 
 
 class Edge(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,14 +71,15 @@ class Endpoint(ABC):
                 raise  # the server cuts the connection: nothing pretends to be whole
             await respond.refuse(FAULT, self.edge.new_request_id())
 
-    async def body(self, scope: Scope, receive: Receive) -> bytes:
-        """The whole body, within its bounds."""
+    async def body(self, scope: Scope, receive: Receive, *, whole_ms: int | None = None) -> bytes:
+        """The whole body, within its bounds; one of them may be the request's own."""
         limits = self.edge.limits
         return await read_body(
             scope,
             receive,
             bytes_max=limits.body_bytes_max,
             within_s=limits.body_timeout_s,
+            patience_s=None if whole_ms is None else whole_ms / 1000,
         )
 
     def _check_method(self, method: str) -> None:

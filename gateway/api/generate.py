@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable
 from typing import NamedTuple
 
-from core.errors import Code, refuse
 from gateway import anthropic, openai
 from gateway.api.answers import AnswerLimits, Telling
 from gateway.api.endpoint import Edge, Endpoint
@@ -12,11 +11,9 @@ from gateway.api.faces import ANTHROPIC, OPENAI, Face
 from gateway.api.responder import Receive, Responder, Scope
 from gateway.conversation import Answer, Conversation, StreamWriter
 from gateway.http_protocol import CUT
+from gateway.patience import patience, shortened
 from gateway.relay.call import Call
 from gateway.relay.relay import Relay
-
-DEADLINE_HEADER = b"x-headworks-deadline-ms"
-DIGITS_MAX = 12
 
 
 class Kind(NamedTuple):
@@ -79,8 +76,12 @@ class GenerateEndpoint(Endpoint):
         headers = scope["headers"]
         identity = await self.edge.auth.authenticate(headers)
         now_ms = self.edge.now_ms()
-        deadline_ms = now_ms + _patience_ms(headers, self.edge.limits.deadline_ms_max)
-        conversation = self._kind.parse(await self.body(scope, receive))
+        given = patience(headers, self.edge.limits.patience)
+        body = await self.body(scope, receive, whole_ms=given.whole_ms)
+        conversation = self._kind.parse(body)
+        given = shortened(
+            given, headers, timeout_s=conversation.deadline_s, stream=conversation.stream
+        )
         call = Call(
             identity=identity,
             renew_identity=lambda: self.edge.auth.again(headers),
@@ -88,7 +89,8 @@ class GenerateEndpoint(Endpoint):
             endpoint=self.name,
             received_s=received_s,
             created_ms=now_ms,
-            deadline_ms=deadline_ms,
+            deadline_ms=now_ms + given.whole_ms,
+            patience=given,
         )
         await self._tell(call, scope, receive, respond)
 
@@ -119,15 +121,3 @@ class GenerateEndpoint(Endpoint):
 
     def _writer(self, call: Call, request_id: str) -> StreamWriter:
         return self._kind.writer(call.conversation, request_id, call.created_ms)
-
-
-def _patience_ms(headers: list[tuple[bytes, bytes]], ms_max: int) -> int:
-    """How long from now the caller wants to wait, at most `ms_max`. Raises RefusedError."""
-    for name, value in headers:
-        if name == DEADLINE_HEADER:
-            if not value.isdigit() or len(value) > DIGITS_MAX or int(value) == 0:
-                header = DEADLINE_HEADER.decode()
-                message = f"{header} is not a positive number of milliseconds."
-                raise refuse(Code.BAD_REQUEST, message, param=header)
-            return min(int(value), ms_max)
-    return ms_max

@@ -6,6 +6,7 @@ import msgspec
 
 from gateway.auth import Identity
 from gateway.conversation import Conversation
+from gateway.patience import Patience
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,3 +19,4 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     received_s: float  # on the loop's clock
     created_ms: int
     deadline_ms: int
+    patience: Patience

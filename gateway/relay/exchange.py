@@ -23,6 +23,7 @@ from gateway.relay.job import FAULT, Job, Outcome
 from gateway.relay.preparation import Preparation
 from gateway.relay.shared import Shared
 from gateway.relay.ticket import Ticket
+from gateway.relay.watchdog import Watchdog
 
 _log = logging.getLogger(__name__)
 
@@ -81,12 +82,25 @@ class Exchange:
         self.cancel(EndCause.FAILED, FAULT)
         self._read_out.set()
 
+    # What the watchdog looks at.
+
+    @property
+    def last_token_s(self) -> float:
+        """When the engine produced last, on the loop's clock; 0 before it did."""
+        return self._generation.times.last_token_s if self._generation is not None else 0.0
+
+    @property
+    def is_written_to(self) -> bool:
+        """Whether the client is at the moment taking what there is."""
+        return self.writing_since_s > 0
+
     # The task.
 
     async def run(self) -> None:
         """From routing to the last event; settlement follows on its own."""
         self._running = True
         timer = asyncio.get_running_loop().call_later(self._overdue_s(), self._overdue)
+        watchdog = Watchdog(self, self._call.patience, self._call.received_s)
         try:
             outcome = self._stop or await self._serve()
         except asyncio.CancelledError:
@@ -99,6 +113,7 @@ class Exchange:
             outcome = Outcome(cause=EndCause.FAILED, refusal=FAULT)
         self._ending = True
         timer.cancel()
+        watchdog.stop()
         if self._generation is not None:
             await self._generation.stop()
         self._tell_end(outcome)

@@ -59,6 +59,7 @@ def test_every_refusal_is_told_in_anthropic_s_words(code: Code) -> None:
         ),
         (Code.CONFLICT, 500, {"retry-after": "1", "retry-after-ms": "500"}),
         (Code.CONFLICT, None, {"x-should-retry": "false"}),
+        (Code.TIMEOUT, None, {"x-should-retry": "false"}),
         (Code.BAD_REQUEST, None, {}),
         (Code.INTERNAL, None, {}),
     ],
