@@ -14,6 +14,7 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from control_plane import auth, errors
 from control_plane.api import (
+    access,
     accounts,
     adjustments,
     audit_log,
@@ -41,6 +42,11 @@ from control_plane.services import Services, open_services
 from control_plane.settings import ControlPlaneSettings
 
 ADMIN_HANDLERS = [
+    access.list_access,
+    access.put_access,
+    access.delete_access,
+    access.put_key_access,
+    access.delete_key_access,
     accounts.read_account,
     accounts.put_account,
     accounts.list_entries,

@@ -33,6 +33,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     tier: str = "standard"  # of prices
     billed: bool = True  # false: a model without a price is free, and not refused
     hard_capped: bool = False  # prepaid, or some hard limit is on the whole account
+    models: tuple[str, ...] | None = None  # the only names its keys may ask for; None: any
     disabled: bool
     version: int
 
@@ -45,6 +46,7 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     revoked: bool
     hard_capped: bool = False  # some hard limit is on this key
+    models: tuple[str, ...] | None = None  # as its tenant's: both must allow a name
     version: int
 
 

@@ -73,6 +73,7 @@ class _TenantRow(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     hard_cap_micro: int | None
     hard_capped: bool
+    models: tuple[str, ...] | None
 
     def tenant(self) -> Tenant:
         return Tenant(
@@ -91,6 +92,7 @@ class _TenantRow(msgspec.Struct, frozen=True, kw_only=True):
             tier=self.tier,
             billed=self.billed,
             hard_capped=self.hard_capped,
+            models=self.models,
             disabled=self.disabled,
             version=self.version,
         )

@@ -16,7 +16,8 @@ SELECT t.id, t.name, t.salt, t.requests_per_min, t.input_tokens_per_min,
        a.hard_cap_micro IS NOT NULL OR a.prepaid OR EXISTS (
            SELECT FROM caps c
             WHERE c.tenant_id = t.id AND c.key_id = '' AND c.hard_micro IS NOT NULL
-       ) AS hard_capped
+       ) AS hard_capped,
+       (SELECT m.models FROM model_access m WHERE m.tenant_id = t.id AND m.key_id = '') AS models
   FROM tenants t JOIN accounts a ON a.tenant_id = t.id
  WHERE t.id = :id;
 
@@ -34,7 +35,8 @@ SELECT t.id, t.name, t.salt, t.requests_per_min, t.input_tokens_per_min,
        a.hard_cap_micro IS NOT NULL OR a.prepaid OR EXISTS (
            SELECT FROM caps c
             WHERE c.tenant_id = t.id AND c.key_id = '' AND c.hard_micro IS NOT NULL
-       ) AS hard_capped
+       ) AS hard_capped,
+       (SELECT m.models FROM model_access m WHERE m.tenant_id = t.id AND m.key_id = '') AS models
   FROM tenants t JOIN accounts a ON a.tenant_id = t.id
  WHERE t.name > :after AND (:name = '' OR t.name = :name)
  ORDER BY t.name
@@ -61,7 +63,8 @@ SELECT t.id, t.name, t.salt, t.requests_per_min, t.input_tokens_per_min,
        a.hard_cap_micro IS NOT NULL OR a.prepaid OR EXISTS (
            SELECT FROM caps c
             WHERE c.tenant_id = t.id AND c.key_id = '' AND c.hard_micro IS NOT NULL
-       ) AS hard_capped
+       ) AS hard_capped,
+       (SELECT m.models FROM model_access m WHERE m.tenant_id = t.id AND m.key_id = '') AS models
   FROM tenants t JOIN accounts a ON a.tenant_id = t.id
  WHERE t.version > :since
  ORDER BY t.version
@@ -76,7 +79,9 @@ SELECT k.id, k.tenant_id, k.name, k.revoked_at IS NOT NULL AS revoked, k.version
        EXISTS (
            SELECT FROM caps c
             WHERE c.tenant_id = k.tenant_id AND c.key_id = k.id AND c.hard_micro IS NOT NULL
-       ) AS hard_capped
+       ) AS hard_capped,
+       (SELECT m.models FROM model_access m
+         WHERE m.tenant_id = k.tenant_id AND m.key_id = k.id) AS models
   FROM api_keys k WHERE k.digest = :digest;
 
 -- name: key_by_id
@@ -110,7 +115,9 @@ SELECT k.id, k.tenant_id, k.name, k.revoked_at IS NOT NULL AS revoked, k.version
        EXISTS (
            SELECT FROM caps c
             WHERE c.tenant_id = k.tenant_id AND c.key_id = k.id AND c.hard_micro IS NOT NULL
-       ) AS hard_capped
+       ) AS hard_capped,
+       (SELECT m.models FROM model_access m
+         WHERE m.tenant_id = k.tenant_id AND m.key_id = k.id) AS models
   FROM api_keys k
  WHERE k.version > :since
  ORDER BY k.version

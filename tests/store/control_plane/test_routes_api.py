@@ -4,7 +4,7 @@ import secrets
 
 import pytest
 
-from store import registry
+from store import registry, tenants
 from tests.support.control_plane import assert_refused
 from tests.support.registry import a_deployment
 
@@ -135,3 +135,26 @@ async def test_a_tenant_has_a_table_of_its_own_beside_everybodys(plane):
     assert (await plane.admin("GET", f"/routes/{name}")).json()["deployment"] == one
     await plane.admin("DELETE", f"/routes/{name}", tenant=tenant)
     assert (await plane.admin("GET", f"/routes/{name}")).json()["deployment"] == one
+
+
+async def test_models_are_allowed_to_a_tenant_and_to_one_of_its_keys(plane):
+    tenant = (await plane.made("/tenants", {"name": secrets.token_hex(4)}))["id"]
+    key = (await plane.made(f"/tenants/{tenant}/keys", {"name": "k"}))["id"]
+    path, key_path = f"/tenants/{tenant}/models", f"/keys/{key}/models"
+    for where in (path, key_path):
+        assert_refused(await plane.admin("DELETE", where), 404, "not_found")
+        assert_refused(
+            await plane.admin("PUT", where, {"models": ["a b"]}), 422, "unprocessable", "models[0]"
+        )
+    assert (await plane.admin("PUT", path, {"models": ["m", "n", "m"]})).status_code == 200
+    assert (await plane.admin("PUT", key_path, {"models": []})).json()["models"] == []
+    listed = (await plane.admin("GET", path)).json()["access"]
+    assert [(one["key"], one["models"]) for one in listed] == [("", ["m", "n"]), (key, [])]
+    async with plane.services.postgres.connection() as conn:
+        changed = await tenants.changes_since(conn, 0)
+    assert [t.models for t in changed.tenants if t.id == tenant] == [("m", "n")]
+    assert [k.models for k in changed.keys if k.id == key] == [()]
+    assert (await plane.admin("DELETE", key_path)).json()["access"][0]["key"] == ""
+    assert (await plane.admin("DELETE", path)).json() == {"access": []}
+    for where in ("/tenants/none/models", "/keys/none/models"):
+        assert_refused(await plane.admin("PUT", where, {"models": []}), 404, "not_found")
