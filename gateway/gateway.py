@@ -5,16 +5,23 @@ request under way has ended and been settled, or the bound on waiting for that h
 """
 
 import asyncio
+import hmac
 import logging
 import os
 import time
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 from artifacts.store import ModelStore
 from core import ids
+from core.deaths import DeathRules
+from core.retries import RetryRules
+from core.tickets import ReplicaView
 from gateway.auth import Authenticator, AuthLimits, SourceAwayError
 from gateway.background import Background
 from gateway.books import Books
+from gateway.breaker import BreakerRules
 from gateway.grammars import GrammarChecks
 from gateway.metrics import Metrics
 from gateway.prefixes import PrefixMemory
@@ -24,12 +31,14 @@ from gateway.relay.hold import HoldLimits
 from gateway.relay.job import GenerationLimits, Parts
 from gateway.relay.relay import Relay
 from gateway.relay.shared import RelayLimits, Shared
+from gateway.replica_health import ReplicaHealth
 from gateway.routes import Routes
 from gateway.settings import GatewaySettings
 from gateway.sources import PostgresSource
 from gateway.spool import Spool
 from gateway.worker_client import WorkerClient, WorkerLimits
 from store.dispatch import Dispatch
+from store.failures import FailureRules, Failures
 from store.leases import assert_lease, retire_lease, spools_adopted
 from store.ledger import Ledger
 from store.postgres import Postgres, PostgresConfig, StoreAwayError
@@ -64,6 +73,10 @@ class Gateway:
         self._endings = Endings()
         self._background = Background()
         self._spool = Spool(Path(settings.spool_dir), self.id, bytes_max=settings.spool_bytes_max)
+        self._health = ReplicaHealth(
+            BreakerRules(failures=settings.breaker_failures, open_ms=settings.breaker_open_ms),
+            lambda: time.monotonic_ns() // 1_000_000,
+        )
         self._workers = WorkerClient(
             secret=settings.internal_secret.encode(),
             subject=self.id,
@@ -99,6 +112,8 @@ class Gateway:
         await self._first_contact()
         self._dispatch = Dispatch(settings.redis_url, self.id)
         await self._dispatch.start()
+        self._failures = Failures(settings.redis_url, _failure_rules(settings))
+        self._failures.start()
         self.relay = Relay(self._shared())
         self._announce()
         self._start_loops()
@@ -109,6 +124,7 @@ class Gateway:
         await self._background.close()
         await self._last_words()
         await self._dispatch.close()
+        await self._failures.close()
         await self._ledger.close()
         await self._spool.close()
         await self._retire_lease()
@@ -127,6 +143,8 @@ class Gateway:
             reasons["valkey"] = "limits and placement are decided by this gateway alone"
         if not self.routes.ready_replicas:
             reasons["replicas"] = "no replica is ready"
+        elif not any(self._serves(view) for view in self._replicas()):
+            reasons["replicas"] = "every replica that is said to be ready fails"
         if self.relay.draining:
             reasons["gateway"] = "it is shutting down"
         return reasons
@@ -142,6 +160,7 @@ class Gateway:
         metrics.dispatch_degraded.set(self._dispatch.degraded)
         metrics.view_age_s.set(self._clock() - self.routes.read_s)
         metrics.worker_connections.set(self._workers.connections)
+        metrics.replicas_shunned.set(self._health.open_count)
 
     def new_request_id(self) -> str:
         """A fresh one."""
@@ -172,10 +191,13 @@ class Gateway:
             metrics=self.metrics,
             limits=GenerationLimits(
                 deaths_max=settings.deaths_max,
-                nacks_max=settings.nacks_max,
+                nacked_s=settings.nacked_ms / 1000,
                 unsent_s=settings.unsent_ms / 1000,
                 abort_s=settings.worker_abort_ms / 1000,
             ),
+            health=self._health,
+            failures=self._failures,
+            fingerprint_key=_fingerprint_key(settings),
         )
         return Shared(
             gateway_id=self.id,
@@ -213,6 +235,8 @@ class Gateway:
         start(1.0, "spool", self._books.recover, within_s=600.0)
         start(60.0, "adoption", self._books.adopt, within_s=600.0)
         start(1.0, "slow readers", self._cut_slow_readers, within_s=1.0)
+        start(poll_s, "failures", self._failures.poll, within_s=5.0)
+        start(10.0, "idle connections", self._sweep_connections, within_s=1.0)
         start(settings.checkpoint_ms / 1000, "checkpoint", self._checkpoint, within_s=10.0)
 
     # The loops' work.
@@ -228,6 +252,7 @@ class Gateway:
     def _announce(self) -> None:
         for pool, replicas in self.routes.announcement().items():
             self._dispatch.set_replicas(pool, replicas)
+        self._health.keep(view.boot_id for view in self._replicas())
         for model in self.routes.models.values():
             self.prompts.want(model.version)
 
@@ -264,11 +289,32 @@ class Gateway:
         except TimeoutError:
             _log.warning("the spool is left for another incarnation to replay")
 
+    def _replicas(self) -> Iterator[ReplicaView]:
+        return chain.from_iterable(self.routes.view.replicas.values())
+
+    def _serves(self, view: ReplicaView) -> bool:
+        return view.ready and not self._health.is_open(view.boot_id)
+
+    async def _sweep_connections(self) -> None:
+        self._workers.sweep()
+
     async def _cut_slow_readers(self) -> None:
         self.relay.cut_slow_readers()
 
     async def _checkpoint(self) -> None:
         await self.relay.checkpoint()
+
+
+def _failure_rules(settings: GatewaySettings) -> FailureRules:
+    return FailureRules(
+        retries=RetryRules(permille=settings.retry_permille, floor=settings.retry_floor),
+        deaths=DeathRules(refuse_ms=settings.death_refused_ms),
+    )
+
+
+def _fingerprint_key(settings: GatewaySettings) -> bytes:
+    """The same for all gateways, and for nothing else."""
+    return hmac.digest(settings.internal_secret.encode(), b"fingerprints", "sha256")
 
 
 def _worker_limits(settings: GatewaySettings) -> WorkerLimits:

@@ -46,9 +46,17 @@ class Metrics:
         )
         self.setbacks = Counter(
             "headworks_gateway_setbacks",
-            "Attempts that did not finish: nack, unsent, death.",
+            "Attempts that did not finish: nack, unsent, moved, error, death.",
             ["kind"],
             registry=self.registry,
+        )
+        self.retries_refused = Counter(
+            "headworks_gateway_retries_refused",
+            "Deaths told to the client because the fleet's retry budget was used up.",
+            registry=self.registry,
+        )
+        self.replicas_shunned = self._gauge(
+            "replicas_shunned", "Replicas that this gateway passes over because they fail."
         )
         self.open_requests = self._gauge("open_requests", "Requests under way.")
         self.settling = self._gauge("settling", "Requests ended and not yet settled.")

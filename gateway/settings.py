@@ -20,7 +20,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     models_dir: str
     spool_dir: str
     region: str = "local"
-    log_level: str = "INFO"
+    log_level: Level = "INFO"
     gateway_host: str = "127.0.0.1"
     gateway_port: int = 8000
 
@@ -45,15 +45,21 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     ping_ms: int = 10_000  # between signs of life in a silent stream
     slow_reader_ms: int = 30_000  # a client that takes no byte for so long is cut
     deaths_max: int = 3  # of replicas, under one request
-    nacks_max: int = 64
+    nacked_ms: int = 60_000  # of being declined again and again, before a request is refused
     unsent_ms: int = 15_000  # of trying replicas that cannot be reached
     no_replica_ms: int = 10_000  # without a ready replica, before a model's requests are refused
+    breaker_failures: int = 3  # in ten seconds, and half of all, before a replica is passed over
+    breaker_open_ms: int = 1_000  # at first, before it is tried again
+    retry_permille: int = 200  # of the fleet's requests: retries and resumes after deaths
+    retry_floor: int = 50  # and so many in ten seconds in any case
+    death_refused_ms: int = 600_000  # a request under which two replicas died
 
     worker_connect_ms: int = 2_000
     worker_head_ms: int = 10_000
     worker_first_frame_ms: int = 60_000
     worker_idle_ms: int = 60_000
     worker_abort_ms: int = 1_000
+
 
     auth_stale_ms: int = 900_000  # rows serve so long with Postgres away
     spool_bytes_max: int = 256 * 1024 * 1024
@@ -62,7 +68,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     settle_ms: int = 10_000  # then, for them to be settled
 
 
-MAY_BE_ZERO = frozenset({"gateway_port", "output_tokens_max"})
+MAY_BE_ZERO = frozenset({"gateway_port", "output_tokens_max", "retry_permille", "retry_floor"})
 
 
 def checked(settings: GatewaySettings) -> GatewaySettings:

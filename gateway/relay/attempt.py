@@ -31,7 +31,7 @@ from core.protocol import (
 from core.tickets import Dropped, Placed
 from gateway.relay.delivery import Delivery
 from gateway.relay.job import FAULT, OVERDUE, Job, Outcome, Parts
-from gateway.relay.setbacks import Setback
+from gateway.relay.setbacks import Kind, Setback
 from gateway.relay.ticket import drop_refusal
 from gateway.relay.totals import Totals
 from gateway.worker_client import (
@@ -44,6 +44,8 @@ from gateway.worker_client import (
 _log = logging.getLogger(__name__)
 
 HTTP_SERVER_ERROR = 500
+HTTP_TOO_MANY, HTTP_UNAVAILABLE = 429, 503
+MOVES = frozenset({"shutting_down", "overloaded"})  # of Failed: nothing is wrong there
 
 Verdict: TypeAlias = Outcome | Setback
 
@@ -89,9 +91,14 @@ class Attempt:
         return None
 
     def not_understood(self, error: WorkerRefusedError) -> Verdict:
-        """A 4xx is our fault, and would be the same everywhere; a 5xx may be the worker's."""
+        """A 4xx is our fault, and would be the same everywhere; a 5xx may be the worker's.
+
+        Two of them mean that there is no room, as whoever stands before a worker puts it.
+        """
+        if error.status in (HTTP_TOO_MANY, HTTP_UNAVAILABLE):
+            return Setback("nack", str(error))
         if error.status >= HTTP_SERVER_ERROR:
-            return Setback("unsent", str(error))
+            return Setback("error", str(error))
         facts = {"request_id": self._job.request_id, "status": error.status}
         _log.error("a worker did not take what we sent", extra={"facts": facts})
         return Outcome(cause=self._totals.failed_cause, refusal=FAULT)
@@ -115,10 +122,10 @@ class Attempt:
         self.close()
         await aborting
 
-    async def abort(self) -> bool:
+    async def abort(self) -> None:
         """Tell the worker; nothing is heard of it here."""
         url, request_id = self._placed.url, self._job.request_id
-        return await self._parts.workers.abort(url, request_id, self._number)
+        await self._parts.workers.abort(url, request_id, self._number)
 
     # Frames.
 
@@ -165,7 +172,8 @@ class Attempt:
     def _failed(self, frame: Failed) -> Verdict:
         self._end(frame.usage)
         if frame.retryable:
-            return Setback("death", f"{frame.code}: {frame.message}")
+            kind: Kind = "moved" if frame.code in MOVES else "death"
+            return Setback(kind, f"{frame.code}: {frame.message}")
         if frame.code == "bad_request":
             return Outcome(cause=EndCause.FAILED, refusal=_unanswerable(frame.message))
         facts = {"request_id": self._job.request_id, "code": frame.code}

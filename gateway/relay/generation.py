@@ -4,8 +4,9 @@
       ▲               ├─ refused (NACK) ──┐
       └── at the head ┴─ unsent, died ────┘   elsewhere if it can be; resumed if begun
 
-Each setback costs one retry or resume, and both are bounded. Invariant: the channel gets the
-grammar of `gateway.conversation`, one answer whatever number of attempts made it.
+Each setback costs one retry or resume, and both are bounded: by this request (`setbacks`), by
+the fleet's budget, and by what replicas die of (`suspicion`). Invariant: the channel gets the
+grammar of `gateway.conversation`, one answer of one version whatever number of attempts made it.
 """
 
 import asyncio
@@ -22,11 +23,13 @@ from gateway.relay.attempt import Attempt, Verdict, message, whole
 from gateway.relay.channel import Channel
 from gateway.relay.delivery import Delivery
 from gateway.relay.hold import Hold
-from gateway.relay.job import DIED, Job, Outcome, Parts
+from gateway.relay.job import DIED, FAULT, Job, Outcome, Parts
 from gateway.relay.prompt import prompt_of
-from gateway.relay.setbacks import Setback, Setbacks
+from gateway.relay.setbacks import FAULTS, REPEATED, Setback, Setbacks
+from gateway.relay.suspicion import Suspicion
 from gateway.relay.ticket import Ticket, drop_refusal
 from gateway.relay.totals import Totals
+from gateway.replica_health import Watch
 from gateway.worker_client import ConnectFailedError, CutError, WorkerRefusedError
 
 _log = logging.getLogger(__name__)
@@ -47,7 +50,8 @@ class Generation:
         self._attempt: Attempt | None = None
         self._attempts = 0
         self._setbacks = Setbacks(parts.limits, self._clock)
-        self._aborting: set[asyncio.Task[bool]] = set()
+        self._suspicion = Suspicion(parts, job)
+        self._tried: set[str] = set()  # replicas that came to nothing
         self._delivery = Delivery(
             channel,
             choices=job.choices,
@@ -62,10 +66,13 @@ class Generation:
 
     async def run(self) -> Outcome:
         """Until the answer is whole or given up."""
-        arm = self.job.arm
+        self._parts.failures.began()
+        refusal = self._suspicion.refusal()
+        if refusal is not None:
+            return Outcome(cause=EndCause.NOT_STARTED, refusal=refusal)
         self.times.armed_s = self._clock()
         while True:
-            place = await self._ticket.place(arm)
+            place = await self._ticket.place(self._arm())
             if isinstance(place, Dropped):
                 return self._dropped(place)
             if not self.times.placed_s:
@@ -77,11 +84,10 @@ class Generation:
                 return verdict
             if not self._delivery.answer.open():
                 return whole(self._delivery)  # only the engine's last word is missing
-            refusal = self._count(verdict, place)
+            refusal = self._count(verdict, place) or await self._ask_for_another(verdict)
             if refusal is not None:
                 return Outcome(cause=self._totals.failed_cause, refusal=refusal)
             await asyncio.sleep(self._setbacks.pause_s())
-            arm = self._again(arm, place)
 
     async def stop(self) -> None:
         """End the attempt under way, if there is one, and hear its totals out; bounded."""
@@ -117,6 +123,14 @@ class Generation:
 
     async def _try(self, place: Placed) -> Verdict:
         self._attempts += 1
+        self._tried.add(place.replica)
+        watch = self._parts.health.watch(place.boot_id)
+        verdict = await self._send(place, watch)
+        if isinstance(verdict, Setback) and verdict.kind in FAULTS:
+            watch.failed()
+        return verdict
+
+    async def _send(self, place: Placed, watch: Watch) -> Verdict:
         asked = message(self.job, self._delivery, number=self._attempts, placed=place)
         try:
             stream = await self._parts.workers.generate(place.url, asked)
@@ -132,27 +146,37 @@ class Generation:
             totals=self._totals,
         )
         try:
-            verdict = await self._follow(attempt)
-        except ConnectFailedError as error:
-            verdict = Setback("unsent", str(error))
+            verdict = await self._follow(attempt, watch)
         except WorkerRefusedError as error:
             verdict = attempt.not_understood(error)
-        except CutError as cut:
-            verdict = Setback("death", cut.reason)
-            # It may be the way that is broken and not the worker: what we cannot read any
-            # more, it need not produce.
-            aborting = asyncio.create_task(attempt.abort())
-            self._aborting.add(aborting)
-            aborting.add_done_callback(self._aborting.discard)
+        except (ConnectFailedError, CutError) as error:
+            # One that was sent on a kept connection and can be sent nowhere now is no less cut.
+            verdict = Setback("death", str(error))
+        else:
+            self._hear(verdict, watch)
+        if isinstance(verdict, Setback) and verdict.kind == "death":
+            self._suspicion.died(place, self._attempts, told=attempt.ended)
         attempt.close()
         return verdict
 
-    async def _follow(self, attempt: Attempt) -> Verdict:
+    def _hear(self, verdict: Verdict, watch: Watch) -> None:
+        """The engine's own last word on an attempt."""
+        if isinstance(verdict, Setback):
+            return
+        if verdict.refusal is FAULT:
+            watch.failed()
+        else:
+            watch.finished()
+            self._suspicion.answered()
+
+    async def _follow(self, attempt: Attempt, watch: Watch) -> Verdict:
         while True:
             verdict = await attempt.read()
             if verdict is not None:
                 return verdict
             produced = self._delivery.answer.output_tokens
+            if attempt.usage.output_tokens:
+                watch.got_on()
             if produced:
                 self._ticket.produced(produced)
                 if await self._hold.spent(produced):
@@ -180,12 +204,26 @@ class Generation:
         _log.warning("an attempt failed", extra={"facts": facts})
         return self._setbacks.count(setback)
 
-    def _again(self, arm: Arm, place: Placed) -> Arm:
-        """At the head, and elsewhere if there is an elsewhere."""
-        exclude = {*arm.exclude, place.replica}
+    async def _ask_for_another(self, setback: Setback) -> Refusal | None:
+        """A retry or resume for this setback, or why there is none."""
+        if setback.kind not in REPEATED:
+            return None
+        refusal = await self._suspicion.verdict()
+        if refusal is None and not await self._parts.failures.may_retry():
+            self._parts.metrics.retries_refused.inc()
+            refusal = DIED
+        return refusal
+
+    def _arm(self) -> Arm:
+        """Past replicas that fail; after a setback at the head, and elsewhere if that can be."""
+        arm = self.job.arm
+        replicas = self._parts.routes.replicas(arm.pool)
+        exclude = self._parts.health.shunned(replicas)
         if self._delivery.answer.begun:
-            replicas = self._parts.routes.replicas(arm.pool)
             exclude |= {r.replica for r in replicas if not r.can_resume}
+        if not self._tried:
+            return msgspec.structs.replace(arm, exclude=tuple(sorted(exclude))) if exclude else arm
+        exclude |= self._tried
         return msgspec.structs.replace(arm, exclude=tuple(sorted(exclude)), at_head=True)
 
     def _can_resume(self, replica: str) -> bool:

@@ -1,5 +1,7 @@
 """What a generation is asked for, what it works with, and what it ends with."""
 
+import asyncio
+
 import msgspec
 
 from core.errors import Code, Refusal
@@ -8,10 +10,12 @@ from core.protocol import CacheMark, Sampling
 from core.registry import ServedModel
 from core.tickets import Arm
 from gateway.metrics import Metrics
+from gateway.replica_health import ReplicaHealth
 from gateway.routes import Routes
 from gateway.tools.plan import ToolPlan
 from gateway.worker_client import WorkerClient
 from store.dispatch import Dispatch
+from store.failures import Failures
 from text.rules import TextRules
 
 FAULT = Refusal(code=Code.INTERNAL, message="The model failed to answer. Please retry.")
@@ -24,7 +28,7 @@ class GenerationLimits(msgspec.Struct, frozen=True, kw_only=True):
     """How much goes wrong before a request is given up, and how long an abort may take."""
 
     deaths_max: int = 3
-    nacks_max: int = 64
+    nacked_s: float = 60.0  # of being declined again and again, within its deadline
     unsent_s: float = 15.0  # of trying replicas that cannot be reached
     pause_min_s: float = 0.05  # before such a try is repeated, doubling
     pause_max_s: float = 1.0
@@ -69,3 +73,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     routes: Routes
     metrics: Metrics
     limits: GenerationLimits
+    health: ReplicaHealth
+    failures: Failures
+    fingerprint_key: bytes
+    beside: set[asyncio.Task[None]] = msgspec.field(default_factory=set)  # work that outlives one

@@ -386,5 +386,6 @@ class ScriptedWorker:
         if run is not None:
             run.abort.set()
         body = b'{"aborted":true}' if run is not None else b'{"aborted":false}'
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+        head = b"HTTP/1.1 200 OK\r\nx-headworks-boot: %s\r\n" % self.boot_id.encode()
+        writer.write(head + b"content-length: %d\r\n\r\n%s" % (len(body), body))
         await writer.drain()
