@@ -6,6 +6,7 @@ The one invariant: every wait, queue and body that this process knows has its bo
 import msgspec
 
 from core.internal_token import SECRET_BYTES_MIN
+from core.log import Level
 from core.settings import SettingsError, env_name
 from store.redis_client import parse_address
 
@@ -20,7 +21,7 @@ class ControlPlaneSettings(msgspec.Struct, frozen=True, kw_only=True):
     internal_secret: str
     key_pepper: str
     admin_token: str
-    log_level: str = "INFO"
+    log_level: Level = "INFO"
     control_plane_host: str = "127.0.0.1"
     control_plane_port: int = 8001
 

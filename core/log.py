@@ -5,6 +5,9 @@ Callers pass facts in `extra={"facts": {...}}`. Prompts, answers and key texts a
 
 import json
 import logging
+from typing import Literal
+
+Level = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 
 
 class JSONFormatter(logging.Formatter):
@@ -29,7 +32,7 @@ class JSONFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def configure(process: str, level: str = "INFO") -> None:
+def configure(process: str, level: Level = "INFO") -> None:
     """Send every logger's lines to standard error. Called once, in `__main__`."""
     handler = logging.StreamHandler()
     handler.setFormatter(JSONFormatter(process))

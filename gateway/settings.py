@@ -7,6 +7,7 @@ here, or in the limits built from it.
 import msgspec
 
 from core.internal_token import SECRET_BYTES_MIN
+from core.log import Level
 from core.settings import SettingsError, env_name
 
 
@@ -60,6 +61,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     worker_idle_ms: int = 60_000
     worker_abort_ms: int = 1_000
 
+    responses_days: int = 30  # that a response is kept
+    responses_keys: str = ""  # that it is sealed with, `id:base64,…`; empty leaves it open
 
     auth_stale_ms: int = 900_000  # rows serve so long with Postgres away
     spool_bytes_max: int = 256 * 1024 * 1024

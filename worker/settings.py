@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 
 from core.internal_token import SECRET_BYTES_MIN
+from core.log import Level
 from core.settings import SettingsError, env_name
 
 
@@ -20,7 +21,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     journal_dir: Path
     control_plane_url: str
     region: str = "local"
-    log_level: str = "INFO"
+    log_level: Level = "INFO"
     worker_host: str = "127.0.0.1"
     worker_port: int = 8100
     worker_url: str = ""  # as gateways reach it; "" is http://<host>:<port>

@@ -48,3 +48,9 @@ def test_an_address_of_another_kind_stops_the_start(name):
     settings = read_settings(ControlPlaneSettings, ENVIRON)
     with pytest.raises(SettingsError, match=name.upper()):
         checked(msgspec.structs.replace(settings, **{name: "http://localhost"}))
+
+
+def test_a_level_of_logging_that_there_is_none_of_is_refused_by_name():
+    assert read_settings(ControlPlaneSettings, ENVIRON | {"HEADWORKS_LOG_LEVEL": "DEBUG"})
+    with pytest.raises(SettingsError, match="HEADWORKS_LOG_LEVEL"):
+        read_settings(ControlPlaneSettings, ENVIRON | {"HEADWORKS_LOG_LEVEL": "debug"})
