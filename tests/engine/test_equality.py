@@ -16,7 +16,6 @@ from transformers import LlamaForCausalLM
 from core.protocol import Choice, Failed, Finished, Generate
 from tests.support.engine_listener import WAIT_S, Listener
 from tests.support.engine_requests import VERSION, a_request
-from tests.support.one_thread import one_thread
 from tests.support.small_model import small_model_directory
 from tests.support.tiny_llama import TinyLlama, write_gguf, write_hf
 from tests.support.transformers_llama import judge, transformers_llama
@@ -31,6 +30,8 @@ DIVERGENCES_MAX = 2
 MAX_TOKENS = 12
 TINY = TinyLlama(layers=3, hidden=96, heads=6, kv_heads=2, vocab=400, context=2048)
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 Prompt = tuple[int, ...]
 
 
@@ -43,12 +44,6 @@ def _prompts(number: int, longest: int, vocab: int) -> list[Prompt]:
 
 
 PROMPTS = _prompts(50, 2000, TINY.vocab)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture(scope="module")

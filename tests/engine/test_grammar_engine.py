@@ -12,24 +12,14 @@ import pytest
 from core.protocol import Choice, Failed, Finished, Grammar
 from tests.support.engine_requests import a_request
 from tests.support.model_engine import a_model_engine, answered, finish_of, submitted, text_of
-from tests.support.one_thread import one_thread
 from tests.support.schemas import a_schema
-from tests.support.tiny_llama import TinyLlama, write_hf
+from tests.support.tiny_llama import TinyLlama
 from text.rules import TextRules
 from worker.engine import Engine
 
 TINY = TinyLlama(hidden=32, heads=4, kv_heads=2, head_dim=8, vocab=600, context=500)
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_hf(tmp_path_factory.mktemp("tiny"), TINY)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ be run, greedy and seeded; INVARIANCE_CASES of them in all (`make soak`: 2,000).
 """
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -13,9 +12,8 @@ import pytest
 import torch
 
 from tests.support.invariance import WAYS, Case, Way, World, a_case, margin
-from tests.support.one_thread import one_thread
 from tests.support.small_model import small_model_directory
-from tests.support.tiny_llama import TinyLlama, write_hf
+from tests.support.tiny_llama import TinyLlama
 from tests.support.transformers_llama import logits_along, transformers_llama
 from worker.runner import ModelRunner
 from worker.step import Row, Runner, StepPlan, StepResult
@@ -27,18 +25,9 @@ EPSILON = 1e-3
 # Of a way's cases. Logits nearer than a rounding are rarer than one in a thousand tokens.
 DIVERGENT_SHARE_MAX = 0.05
 TINY = TinyLlama(layers=2, hidden=48, heads=6, kv_heads=2, head_dim=8, vocab=300, context=2048)
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 MODES = {"exact": True, "fast": False}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_hf(tmp_path_factory.mktemp("tiny"), TINY)
 
 
 class Judge:

@@ -9,8 +9,7 @@ import torch
 from core.protocol import Failed, Generate
 from tests.support.engine_listener import WAIT_S, Listener, wait_until
 from tests.support.engine_requests import VERSION, a_request
-from tests.support.one_thread import one_thread
-from tests.support.tiny_llama import TinyLlama, write_hf
+from tests.support.tiny_llama import TinyLlama
 from text.rules import TextRules
 from worker.engine import Engine, EngineConfig
 from worker.models.llama import Llama
@@ -19,19 +18,10 @@ from worker.sampler import NO_NUMBERS, NOTHING_LEFT, Sampler
 from worker.weights import load_weights
 
 TINY = TinyLlama(hidden=48, heads=6, kv_heads=2, head_dim=8, vocab=300, context=400)
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 # Of this token the model knows nothing that is a number.
 POISON = 299
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_hf(tmp_path_factory.mktemp("tiny"), TINY)
 
 
 @pytest.fixture(params=[float("nan"), float("inf")])

@@ -25,8 +25,7 @@ from core.protocol import Choice, Generate, Prompted, TokenLogprob
 from kernels import reference
 from tests.support.engine_listener import WAIT_S, Listener
 from tests.support.engine_requests import VERSION, a_request
-from tests.support.one_thread import one_thread
-from tests.support.tiny_llama import TinyLlama, write_hf
+from tests.support.tiny_llama import TinyLlama
 from tests.support.transformers_llama import logits_along, transformers_llama
 from text.rules import TextRules
 from worker.engine import Engine, EngineConfig
@@ -35,18 +34,9 @@ from worker.sampler import Sampler
 from worker.weights import load_weights
 
 TINY = TinyLlama(hidden=48, heads=6, kv_heads=2, head_dim=8, vocab=300, context=400, tied=True)
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 TOLERANCE = 1e-4
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_hf(tmp_path_factory.mktemp("tiny"), TINY)
 
 
 @pytest.fixture(scope="module")

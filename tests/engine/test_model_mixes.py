@@ -14,26 +14,16 @@ import pytest
 from core.protocol import Choice, Finished, Generate
 from tests.support.engine_listener import WAIT_S, Listener
 from tests.support.engine_requests import VERSION, a_request
-from tests.support.one_thread import one_thread
-from tests.support.tiny_llama import TinyLlama, write_hf
+from tests.support.tiny_llama import TinyLlama
 from text.rules import TextRules
 from worker.engine import Engine, EngineConfig
 from worker.runner import load_runner
 from worker.sampler import Sampler
 
 TINY = TinyLlama(hidden=48, heads=6, kv_heads=2, head_dim=8, vocab=300, context=400)
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 END = 2
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_hf(tmp_path_factory.mktemp("tiny"), TINY)
 
 
 @contextmanager

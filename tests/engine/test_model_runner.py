@@ -10,27 +10,17 @@ import torch
 
 from core.protocol import Sampling
 from kernels.cpu_linear import has_bfloat16
-from tests.support.one_thread import one_thread
-from tests.support.tiny_llama import TinyLlama, write_gguf, write_hf
+from tests.support.tiny_llama import TinyLlama, write_gguf
 from tests.support.transformers_llama import logits_along, transformers_llama
 from worker.runner import SLOTS, ModelRunner, compute_dtype, kv_blocks_for_memory, load_runner
 from worker.step import Draw, Opening, Row, Sampled, StepPlan
 from worker.weights import load_weights
 
 TINY = TinyLlama(hidden=48, heads=6, kv_heads=2, head_dim=8, vocab=300, context=400, tied=True)
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 BLOCK = 4
 GREEDY = Sampling(seed=1, max_tokens=100, temperature=0.0)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_hf(tmp_path_factory.mktemp("tiny"), TINY)
 
 
 @pytest.fixture
