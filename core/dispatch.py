@@ -11,66 +11,19 @@ The invariant: a replica's account is the sum of the tickets placed on its prese
 that it returns to zero with the last of them.
 """
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
-import msgspec
+from core.attendance import Attendance
+from core.fair_queue import FairQueue, Head, cost
+from core.placement import Replica
+from core.pool_rules import PoolRules
+from core.pool_tickets import Ticket, Tickets, grant_of
+from core.prefix_index import PrefixIndex
+from core.replicas import Replicas, Wanted, Where
+from core.shed import Prospect, ServiceTime, shed
+from core.tickets import Arm, Dropped, Grant, Placed, Queued, Renew, Renewed
 
-from core.fair_queue import FairQueue, Head, QueueRules, Ranking, cost
-from core.placement import (
-    PlacementRules,
-    Replica,
-    announce,
-    candidates,
-    choose,
-    hold,
-    protect,
-    release,
-    report,
-)
-from core.prefix_index import PrefixIndex, PrefixRules
-from core.protocol import Load, ServiceClass
-from core.tickets import Arm, Dropped, Grant, Placed, Queued, Renew, Renewed, ReplicaView
-
-
-class PoolRules(msgspec.Struct, frozen=True, kw_only=True):
-    """Every bound of a pool. Gateways that disagree on them decide by their own."""
-
-    lease_ms: int = 5_000  # a gateway silent for so long is gone, and its tickets with it
-    ack_ms: int = 1_000
-    reannounce_ms: int = 1_000  # of a new epoch, before anything is placed
-    reannounce_max_ms: int = 3_000  # while a gateway still owes its tickets
-    no_replica_ms: int = 10_000  # a pool without replicas keeps its queue so long
-    wait_max_ms: int = 600_000  # in the queue, without a deadline
-    window_ms: int = 10_000  # over which the service rate is measured
-    grants_max: int = 16  # tickets placed in one call
-    skips_max: int = 4  # heads that fit nowhere, passed over in one call
-    steps_max: int = 64  # heads looked at in one call
-    sweep_max: int = 32  # tickets of silent gateways let go in one call
-    listed_max: int = 64  # grants told in one answer
-    queue: QueueRules = QueueRules()
-    placement: PlacementRules = PlacementRules()
-    prefix: PrefixRules = PrefixRules()
-
-
-class Ticket(msgspec.Struct, kw_only=True):
-    """A request in the pool. `number` is its replica's life, 0 where it holds no account."""
-
-    ticket: str
-    gateway: str
-    tenant: str
-    weight: int
-    service_class: ServiceClass
-    deadline_ms: int
-    kv_blocks: int
-    prompt_tokens: int
-    prefix_hashes: tuple[str, ...]
-    exclude: tuple[str, ...]
-    state: Literal["queued", "granted", "placed", "dropped"] = "queued"
-    outcome: Placed | Dropped | None = None
-    number: int = 0
-    input_tokens: int = 0  # uncached, as far as known
-    output_tokens: int = 0
-    cost: int = 0  # what its tenant's counter was moved by
+__all__ = ["Pool", "PoolRules"]
 
 
 class Pool:
@@ -78,23 +31,25 @@ class Pool:
 
     def __init__(self, rules: PoolRules | None = None) -> None:
         self.rules = rules or PoolRules()
-        self.now_ms = 0
-        self.epoch = ""
-        self.started_ms = 0
-        self.empty_since_ms = 0  # without replicas; 0 while there are some
-        self.numbers = 0  # replica lives numbered so far
-        self.window_start_ms = 0
-        self.window_count = 0
-        self.window_before = 0
-        self.replicas: dict[str, Replica] = {}
-        self.tickets: dict[str, Ticket] = {}
-        self.owned: dict[str, set[str]] = {}  # gateway: its tickets
-        self.gateways = Ranking()  # by the end of their lease
-        self.owing: set[str] = set()  # gateways whose tickets are not all known
-        self.granted: dict[str, set[str]] = {}  # gateway: tickets with an untold outcome
-        self.unacked = Ranking()  # granted tickets by the end of their patience
+        self.attendance = Attendance(self.rules)
+        self.fleet = Replicas(self.rules.placement)
+        self.replicas = self.fleet.all
+        self.book = Tickets()
+        self.tickets = self.book.all
         self.queue = FairQueue(self.rules.queue)
+        self.open_by_tenant: dict[str, int] = {}  # tickets on accounts
+        self.service = ServiceTime()
         self.prefixes = PrefixIndex(self.rules.prefix)
+
+    @property
+    def epoch(self) -> str:
+        """Which memory this is; "" before anybody has spoken."""
+        return self.attendance.epoch
+
+    @property
+    def now_ms(self) -> int:
+        """The time of the last call, clamped."""
+        return self.attendance.now_ms
 
     def arm(self, arm: Arm, now_ms: int) -> Placed | Queued | Dropped:
         """Place the ticket, queue it or drop it; the same ticket again gets the same answer.
@@ -104,7 +59,7 @@ class Pool:
         """
         self._begin(now_ms)
         if not self._heard(arm.gateway):
-            self.owing.add(arm.gateway)
+            self.attendance.owing.add(arm.gateway)
         known = self.tickets.get(arm.ticket)
         if known is not None:
             answer = self._rearm(known, arm)
@@ -112,23 +67,26 @@ class Pool:
                 return answer
         refused = self._refusal(arm)
         if refused is not None:
-            return Dropped(reason=refused)
-        ticket = self._take(arm)
-        if len(self.queue) == 0 and self._is_open():
+            return Dropped(reason=refused, expected_wait_ms=self._wait_ms(arm, joined=False))
+        ticket = self._take(arm, arm.gateway)
+        if len(self.queue) == 0 and self.attendance.is_open():
             self.queue.enter(ticket.service_class, ticket.tenant)
             self.queue.leave(ticket.service_class, ticket.tenant)
-            replica = self._choose(ticket, protected=0)
-            if replica is not None:
-                return self._place(ticket, replica, "placed")
-        self._queue(ticket, at_head=arm.at_head or known is not None)
+            spot = self._find(ticket)
+            if spot is not None:
+                return self._place(ticket, spot, "placed")
+        is_back = arm.at_head or known is not None
+        self._queue(ticket, at_head=is_back)
         self._dispatch(own=arm.ticket)
+        if not is_back:
+            self._shed(ticket, arm)
         return self._answer(ticket)
 
     def renew(self, renew: Renew, now_ms: int) -> Renewed:
         """Hear a gateway out, place what can be placed, and tell it its grants."""
         self._begin(now_ms)
-        behind = self._is_behind(renew)
-        self._announce(renew.replicas)
+        behind = self.attendance.is_behind(renew, known=self._heard(renew.gateway))
+        self.fleet.announce(renew.replicas, self.now_ms)
         for arm, placed in renew.held:
             self._adopt(renew.gateway, arm, placed)
         confirmed = tuple(
@@ -137,13 +95,14 @@ class Pool:
         for name, tokens in renew.outputs:
             self._charge_output(name, tokens)
         for replica, load in renew.loads:
-            self._report(replica, load)
+            self.fleet.report(replica, load)
         self._dispatch(own="")
         return Renewed(
             epoch=self.epoch,
             grants=self.grants_for(renew.gateway),
             reannounce=behind,
             confirmed=confirmed,
+            congestion_ms=self._congestion_ms(),
         )
 
     def finish(
@@ -161,6 +120,7 @@ class Pool:
         if known is not None:
             if known.number:
                 self.prefixes.record(prefix_hashes, known.number)
+                self._measure(known)
             self._charge(known, input_tokens=input_tokens, output_tokens=output_tokens)
             self._forget(known)
         self._dispatch(own="")
@@ -176,57 +136,27 @@ class Pool:
 
     def grants_for(self, gateway: str) -> tuple[Grant, ...]:
         """Outcomes this gateway has not acknowledged, in the order of their names."""
-        names = sorted(self.granted.get(gateway, ()))[: self.rules.listed_max]
-        return tuple(self._grant(self.tickets[name]) for name in names)
+        return self.book.told(gateway, self.rules.listed_max)
 
     # What each call does first.
 
     def _begin(self, now_ms: int) -> None:
-        """Move the clock, which never goes back, and let go of what was waited for in vain."""
-        self.now_ms = max(self.now_ms, now_ms) if self.epoch else now_ms
-        for due_ms, name in self.unacked.first(self.rules.sweep_max):
+        """Move the clock, and let go of what was waited for in vain."""
+        self.attendance.advance(now_ms)
+        for due_ms, name in self.book.unacked.first(self.rules.sweep_max):
             if due_ms <= self.now_ms:
                 self._return_to_head(self.tickets[name])
-        for lease_ms, gateway in self.gateways.first(1):
-            if lease_ms <= self.now_ms:
-                self._sweep(gateway)
-
-    def _sweep(self, gateway: str) -> None:
-        names = sorted(self.owned.get(gateway, ()))
-        for name in names[: self.rules.sweep_max]:
-            self._forget(self.tickets[name])
-        if len(names) <= self.rules.sweep_max:
-            self.gateways.drop(gateway)
-            self.owing.discard(gateway)
-        else:
-            self.owing.add(gateway)  # one that comes back before the rest are gone
+        lapsed = self.attendance.lapsed()
+        if lapsed is not None:
+            names = sorted(self.book.owned.get(lapsed, ()))
+            for name in names[: self.rules.sweep_max]:
+                self._forget(self.tickets[name])
+            self.attendance.let_go(lapsed, all_of_it=len(names) <= self.rules.sweep_max)
 
     def _heard(self, gateway: str) -> bool:
-        """Extend the gateway's lease; false when it had none."""
         if not self.epoch:
-            self.epoch = f"{self.now_ms}-{gateway}"
-            self.started_ms = self.now_ms
-            self.empty_since_ms = self.now_ms
-        known = gateway in self.gateways
-        self.gateways.put(gateway, self.now_ms + self.rules.lease_ms)
-        return known
-
-    def _is_behind(self, renew: Renew) -> bool:
-        """Whether the gateway must announce what it holds, because that was lost or let go."""
-        known = self._heard(renew.gateway)
-        if renew.announces:
-            self.owing.discard(renew.gateway)
-            return False
-        if not known or renew.epoch != self.epoch:
-            self.owing.add(renew.gateway)
-        return renew.gateway in self.owing
-
-    def _is_open(self) -> bool:
-        """Whether tickets may be placed: not before a new epoch knows what is running."""
-        age_ms = self.now_ms - self.started_ms
-        if age_ms < self.rules.reannounce_ms or not self.epoch:
-            return False
-        return not self.owing or age_ms >= self.rules.reannounce_max_ms
+            self.fleet.empty_since_ms = self.now_ms
+        return self.attendance.heard(gateway)
 
     # Tickets.
 
@@ -240,7 +170,9 @@ class Pool:
         if known.outcome.replica not in arm.exclude:
             self._acknowledge(known.gateway, known.ticket)
             return known.outcome
-        self._pause(known)
+        replica = self._replica_of(known)
+        if replica is not None:
+            self.fleet.pause(replica, self.now_ms)
         self._refund(known)
         self._forget(known)
         return None
@@ -256,34 +188,17 @@ class Pool:
         return None
 
     def _hopeless(self, blocks: int) -> str | None:
-        if not self.replicas:
-            empty_ms = self.now_ms - self.empty_since_ms
-            return "no_replica" if empty_ms >= self.rules.no_replica_ms else None
-        if blocks > max(replica.total for replica in self.replicas.values()):
-            return "fits_never"
-        return None
-
-    def _take(self, arm: Arm, gateway: str = "") -> Ticket:
-        ticket = Ticket(
-            ticket=arm.ticket,
-            gateway=gateway or arm.gateway,
-            tenant=arm.tenant,
-            weight=arm.weight,
-            service_class=arm.service_class,
-            deadline_ms=arm.deadline_ms or self.now_ms + self.rules.wait_max_ms,
-            kv_blocks=arm.kv_blocks,
-            prompt_tokens=arm.prompt_tokens,
-            prefix_hashes=arm.prefix_hashes,
-            exclude=arm.exclude,
+        return self.fleet.hopeless(
+            blocks, now_ms=self.now_ms, no_replica_ms=self.rules.no_replica_ms
         )
-        self.tickets[ticket.ticket] = ticket
-        self.owned.setdefault(ticket.gateway, set()).add(ticket.ticket)
-        return ticket
+
+    def _take(self, arm: Arm, gateway: str) -> Ticket:
+        return self.book.add(arm, gateway, arm.deadline_ms or self.now_ms + self.rules.wait_max_ms)
 
     def _answer(self, ticket: Ticket) -> Placed | Queued | Dropped:
         if ticket.outcome is None:
-            position = self.queue.position(ticket.service_class)
-            return Queued(position=position, expected_wait_ms=self._expected_wait_ms(position))
+            place = self.queue.place(ticket.service_class, ticket.tenant, joined=True)
+            return Queued(position=place, expected_wait_ms=self._wait_ms(ticket, joined=True))
         if isinstance(ticket.outcome, Dropped):
             self._forget(ticket)
         return ticket.outcome
@@ -292,12 +207,10 @@ class Pool:
         ticket.state = "queued"
         self.queue.push(ticket.service_class, ticket.tenant, ticket.ticket, at_head=at_head)
 
-    def _place(
-        self, ticket: Ticket, replica: Replica, state: Literal["granted", "placed"]
-    ) -> Placed:
+    def _place(self, ticket: Ticket, spot: "_Spot", state: Literal["granted", "placed"]) -> Placed:
+        replica = spot.replica
         matched = self.prefixes.matched(ticket.prefix_hashes).get(replica.number, 0)
         placement = max(replica.placed + 1, self.now_ms)
-        hold(replica, ticket.ticket, placement, ticket.kv_blocks)
         placed = Placed(
             replica=replica.replica,
             boot_id=replica.boot_id,
@@ -305,7 +218,8 @@ class Pool:
             placement=placement,
             prefix_matched=matched,
         )
-        ticket.state, ticket.outcome, ticket.number = state, placed, replica.number
+        ticket.state, ticket.outcome, ticket.in_lane = state, placed, spot.in_lane
+        self._hold(ticket, replica, placement)
         hashes = len(ticket.prefix_hashes)
         cached = ticket.prompt_tokens * matched // hashes if hashes else 0
         self._charge(
@@ -314,30 +228,23 @@ class Pool:
             output_tokens=ticket.output_tokens,
         )
         self.prefixes.record(ticket.prefix_hashes, replica.number)
-        self._count_placement()
         return placed
 
-    def _forget(self, ticket: Ticket) -> None:
-        """Leave the pool from whatever state; the counter stays as it is."""
-        if ticket.state == "queued":
-            self.queue.remove(ticket.service_class, ticket.tenant, ticket.ticket)
-        self._release(ticket)
-        self._untell(ticket)
-        self._disown(ticket)
-        del self.tickets[ticket.ticket]
+    def _hold(self, ticket: Ticket, replica: Replica, placement: int) -> None:
+        self.fleet.hold(replica, ticket.ticket, placement, ticket.kv_blocks, in_lane=ticket.in_lane)
+        ticket.number = replica.number
+        open_before = self.open_by_tenant.get(ticket.tenant, 0)
+        self.open_by_tenant[ticket.tenant] = open_before + 1
 
-    def _disown(self, ticket: Ticket) -> None:
-        owned = self.owned[ticket.gateway]
-        owned.discard(ticket.ticket)
-        if not owned:
-            del self.owned[ticket.gateway]
-
-    def _return_to_head(self, ticket: Ticket) -> None:
-        self._refund(ticket)
-        self._release(ticket)
-        self._untell(ticket)
-        ticket.outcome = None
-        self._queue(ticket, at_head=True)
+    def _release(self, ticket: Ticket) -> None:
+        replica = self._replica_of(ticket)
+        if replica is not None:
+            self.fleet.release(replica, ticket.ticket, ticket.kv_blocks, in_lane=ticket.in_lane)
+        if ticket.number:
+            self.open_by_tenant[ticket.tenant] -= 1
+            if self.open_by_tenant[ticket.tenant] == 0:
+                del self.open_by_tenant[ticket.tenant]
+        ticket.number, ticket.in_lane = 0, False
 
     def _replica_of(self, ticket: Ticket) -> Replica | None:
         """The replica whose account holds the ticket, if that life still goes on."""
@@ -346,48 +253,32 @@ class Pool:
         replica = self.replicas.get(ticket.outcome.replica)
         return replica if replica is not None and replica.number == ticket.number else None
 
-    def _release(self, ticket: Ticket) -> None:
-        replica = self._replica_of(ticket)
-        if replica is not None:
-            release(replica, ticket.ticket, ticket.kv_blocks)
-        ticket.number = 0
+    def _forget(self, ticket: Ticket) -> None:
+        """Leave the pool from whatever state; the counter stays as it is."""
+        if ticket.state == "queued":
+            self.queue.remove(ticket.service_class, ticket.tenant, ticket.ticket)
+        self._release(ticket)
+        self.book.remove(ticket)
 
-    def _pause(self, ticket: Ticket) -> None:
-        """Leave a replica that declined, or died, alone for a moment."""
-        replica = self._replica_of(ticket)
-        if replica is not None:
-            replica.paused_until_ms = self.now_ms + self.rules.placement.decline_pause_ms
-
-    # Grants.
-
-    def _tell(self, ticket: Ticket) -> None:
-        self.granted.setdefault(ticket.gateway, set()).add(ticket.ticket)
-        if ticket.state == "granted":
-            self.unacked.put(ticket.ticket, self.now_ms + self.rules.ack_ms)
-
-    def _untell(self, ticket: Ticket) -> None:
-        told = self.granted.get(ticket.gateway, set())
-        told.discard(ticket.ticket)
-        if not told:
-            self.granted.pop(ticket.gateway, None)
-        self.unacked.drop(ticket.ticket)
+    def _return_to_head(self, ticket: Ticket) -> None:
+        self._refund(ticket)
+        self._release(ticket)
+        self.book.untell(ticket)
+        ticket.outcome = None
+        self._queue(ticket, at_head=True)
 
     def _acknowledge(self, gateway: str, name: str) -> tuple[Grant, ...]:
         """The outcome that now stands, if there still is one for this gateway."""
         ticket = self.tickets.get(name)
         if ticket is None or ticket.gateway != gateway or ticket.outcome is None:
             return ()
-        grant = self._grant(ticket)
-        self._untell(ticket)
+        grant = grant_of(ticket)
+        self.book.untell(ticket)
         if ticket.state == "granted":
             ticket.state = "placed"
         if ticket.state == "dropped":
             self._forget(ticket)
         return (grant,)
-
-    def _grant(self, ticket: Ticket) -> Grant:
-        assert ticket.outcome is not None
-        return Grant(ticket=ticket.ticket, outcome=ticket.outcome)
 
     # Counters.
 
@@ -409,28 +300,15 @@ class Pool:
 
     # Placing.
 
-    def _choose(self, ticket: Ticket, *, protected: int) -> Replica | None:
-        rules = self.rules.placement
-        able = candidates(
-            self.replicas.values(), ticket.kv_blocks, ticket.exclude, self.now_ms, rules
-        )
-        return choose(
-            able,
-            blocks=ticket.kv_blocks,
-            matched=self.prefixes.matched(ticket.prefix_hashes),
-            hash_count=len(ticket.prefix_hashes),
-            protected=protected,
-            rules=rules,
-        )
-
     def _dispatch(self, own: str) -> None:
         """Place waiting tickets, next first; `own` is the caller's, which hears at once.
 
-        The first head that fits nowhere keeps one replica for itself while others pass.
+        The first head that fits nowhere keeps one replica for itself while others pass; when it
+        is only the lane that it does not get, the lane stays open.
         """
-        if not self._is_open():
+        if not self.attendance.is_open():
             return
-        protected, grants = 0, 0
+        kept, lane_is_kept, grants = 0, False, 0
         skipped: set[tuple[str, str]] = set()
         for _ in range(self.rules.steps_max):
             head = self.queue.head(skipped)
@@ -441,15 +319,47 @@ class Pool:
             if reason is not None:
                 self._drop(ticket, reason, own=own)
                 continue
-            replica = self._choose(ticket, protected=protected)
-            if replica is not None:
-                self._serve(ticket, replica, head, own=own)
+            spot = self._find(ticket, owed=head.owed, kept=kept, lane_is_kept=lane_is_kept)
+            if spot is not None:
+                self._serve(ticket, spot, head, own=own)
                 grants += 1
                 continue
-            protected = protected or self._protect(ticket)
+            if not skipped:
+                wanted = self._wanted(ticket)
+                kept = self.fleet.protect(wanted, self.now_ms)
+                lane_is_kept = self._choose(wanted, "anywhere", protected=0) is None
             skipped.add((head.service_class, head.tenant))
             if len(skipped) > self.rules.skips_max:
                 break
+
+    def _find(
+        self, ticket: Ticket, *, owed: bool = False, kept: int = 0, lane_is_kept: bool = False
+    ) -> "_Spot | None":
+        """Where it goes now, if anywhere; `kept` is a replica that waits for another ticket.
+
+        The lane is for tenants that have nothing open, batch aside. What is owed to a class
+        goes anywhere, or a crowd of such tenants could keep it waiting for ever.
+        """
+        wanted = self._wanted(ticket)
+        where: Where = "anywhere" if owed else "beside the lane"
+        replica = self._choose(wanted, where, protected=kept)
+        if replica is not None:
+            return _Spot(replica, in_lane=False)
+        if owed or ticket.service_class == "batch" or ticket.tenant in self.open_by_tenant:
+            return None
+        replica = self._choose(wanted, "in the lane", protected=kept if lane_is_kept else 0)
+        return None if replica is None else _Spot(replica, in_lane=True)
+
+    def _choose(self, wanted: Wanted, where: Where, *, protected: int) -> Replica | None:
+        return self.fleet.choose(wanted, where, protected=protected, now_ms=self.now_ms)
+
+    def _wanted(self, ticket: Ticket) -> Wanted:
+        return Wanted(
+            blocks=ticket.kv_blocks,
+            exclude=ticket.exclude,
+            matched=self.prefixes.matched(ticket.prefix_hashes),
+            hash_count=len(ticket.prefix_hashes),
+        )
 
     def _overdue(self, ticket: Ticket) -> str | None:
         if ticket.deadline_ms <= self.now_ms:
@@ -462,69 +372,61 @@ class Pool:
         if ticket.ticket != own:
             self._tell(ticket)
 
-    def _serve(self, ticket: Ticket, replica: Replica, head: Head, *, own: str) -> None:
+    def _serve(self, ticket: Ticket, spot: "_Spot", head: Head, *, own: str) -> None:
         self.queue.served(ticket.service_class, ticket.kv_blocks, owed=head.owed)
         self.queue.remove(ticket.service_class, ticket.tenant, ticket.ticket)
         is_own = ticket.ticket == own
-        self._place(ticket, replica, "placed" if is_own else "granted")
+        self._place(ticket, spot, "placed" if is_own else "granted")
         if not is_own:
             self._tell(ticket)
 
-    def _protect(self, ticket: Ticket) -> int:
-        rules = self.rules.placement
-        return protect(
-            candidates(self.replicas.values(), ticket.kv_blocks, ticket.exclude, self.now_ms, rules)
+    def _tell(self, ticket: Ticket) -> None:
+        self.book.tell(ticket, self.now_ms + self.rules.ack_ms)
+
+    # Overload.
+
+    def _shed(self, ticket: Ticket, arm: Arm) -> None:
+        """Send a newcomer away that would wait in vain, or in the way of others."""
+        if ticket.state != "queued":
+            return
+        wait_ms = self._wait_ms(ticket, joined=True)
+        prospect = Prospect(
+            service_class=ticket.service_class,
+            waiting=self.queue.counts[ticket.service_class],
+            own=len(self.queue.tickets[ticket.service_class, ticket.tenant]),
+            tenants=len(self.queue.waiting[ticket.service_class]),
+            congestion_ms=self._congestion_ms(),
+            wait_ms=wait_ms,
+            stay_ms=self.service.stay_us // 1_000,
+            left_ms=arm.deadline_ms and arm.deadline_ms - self.now_ms,
+            samples=self.service.samples,
         )
+        reason = shed(prospect, self.rules.shed, self.rules.queue.queue_max)
+        if reason is not None:
+            self._drop(ticket, reason, own=ticket.ticket)
+            ticket.outcome = Dropped(reason=reason, expected_wait_ms=wait_ms)
 
-    def _count_placement(self) -> None:
-        self._roll_window()
-        self.window_count += 1
+    def _wait_ms(self, asked: Arm | Ticket, *, joined: bool) -> int:
+        place = self.queue.place(asked.service_class, asked.tenant, joined=joined)
+        return min(self.rules.wait_max_ms, self.service.wait_ms(place, self.fleet.open))
 
-    def _roll_window(self) -> None:
-        window_ms = self.rules.window_ms
-        elapsed = (self.now_ms - self.window_start_ms) // window_ms
-        if elapsed > 0:
-            self.window_before = self.window_count if elapsed == 1 else 0
-            self.window_count = 0
-            self.window_start_ms += elapsed * window_ms
+    def _congestion_ms(self) -> int:
+        ahead = self.queue.position("standard")
+        return min(self.rules.wait_max_ms, self.service.wait_ms(ahead, self.fleet.open))
 
-    def _expected_wait_ms(self, position: int) -> int:
-        """By the rate of placements over the last window; 0 while none was measured."""
-        self._roll_window()
-        window_ms = self.rules.window_ms
-        left_ms = window_ms - (self.now_ms - self.window_start_ms)
-        served = self.window_count + self.window_before * left_ms // window_ms
-        if served == 0:
-            return 0
-        return min(self.rules.wait_max_ms, position * window_ms // served)
+    def _measure(self, ticket: Ticket) -> None:
+        assert isinstance(ticket.outcome, Placed)
+        self.service.measure(max(0, self.now_ms - ticket.outcome.placement))
 
     # What gateways tell of.
-
-    def _announce(self, views: tuple[ReplicaView, ...]) -> None:
-        for view in views:
-            known = self.replicas.get(view.replica)
-            replica = announce(known, view, self.numbers + 1, self.now_ms)
-            self.numbers = max(self.numbers, replica.number)
-            self.replicas[view.replica] = replica
-        silent_ms = self.rules.placement.replica_silent_ms
-        for name, replica in list(self.replicas.items()):
-            if replica.open == 0 and self.now_ms - replica.seen_ms > silent_ms:
-                del self.replicas[name]
-        if self.replicas:
-            self.empty_since_ms = 0
-        elif self.empty_since_ms == 0:
-            self.empty_since_ms = self.now_ms
-
-    def _report(self, name: str, load: Load) -> None:
-        replica = self.replicas.get(name)
-        if replica is not None:
-            report(replica, load)
 
     def _adopt(self, gateway: str, arm: Arm, placed: Placed | None) -> None:
         """Take a ticket as its gateway has it, which is how things really are."""
         known = self.tickets.get(arm.ticket)
         if known is not None and _same(known.outcome, placed):
-            self._take_over(known, gateway)
+            self.book.take_over(known, gateway)
+            if known.state == "granted":
+                known.state = "placed"
             return
         if known is not None:
             self._refund(known)
@@ -536,18 +438,15 @@ class Pool:
         ticket.state, ticket.outcome = "placed", placed
         replica = self.replicas.get(placed.replica)
         if replica is not None and replica.boot_id == placed.boot_id:
-            hold(replica, ticket.ticket, placed.placement, ticket.kv_blocks)
-            ticket.number = replica.number
+            self._hold(ticket, replica, placed.placement)
         self._charge(ticket, input_tokens=ticket.prompt_tokens, output_tokens=0)
 
-    def _take_over(self, ticket: Ticket, gateway: str) -> None:
-        """The same ticket in the same state, under its gateway's present name."""
-        self._untell(ticket)
-        self._disown(ticket)
-        ticket.gateway = gateway
-        self.owned.setdefault(gateway, set()).add(ticket.ticket)
-        if ticket.state == "granted":
-            ticket.state = "placed"
+
+class _Spot(NamedTuple):
+    """Where a ticket goes."""
+
+    replica: Replica
+    in_lane: bool
 
 
 def _same(known: Placed | Dropped | None, told: Placed | None) -> bool:

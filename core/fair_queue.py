@@ -6,13 +6,13 @@ for what it is served, over its weight, and lifted on re-entry, so that idling s
 up. A lower class is next while its share of what higher ones were given is owed to it.
 """
 
-from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import msgspec
 
 from core.protocol import ServiceClass
+from core.ranking import Ranking
 
 CLASSES: tuple[ServiceClass, ...] = ("interactive", "standard", "batch")  # by rank
 COST_UNITS = 1_000  # of one input token at weight 1
@@ -28,46 +28,6 @@ class QueueRules(msgspec.Struct, frozen=True, kw_only=True):
     credit_blocks_max: int = 1_024  # how much share a class may save up
     queue_max: int = 4_096  # tickets in one class
     tenants_max: int = 16_384  # whose counters are remembered
-
-
-class Ranking:
-    """Members by score, then by name: what a sorted set is to Redis.
-
-    Finding is O(log n); inserting also moves pointers, a few microseconds at 10,000 members.
-    """
-
-    def __init__(self) -> None:
-        self._scores: dict[str, int] = {}
-        self._sorted: list[tuple[int, str]] = []
-
-    def __len__(self) -> int:
-        return len(self._scores)
-
-    def __contains__(self, member: str) -> bool:
-        return member in self._scores
-
-    def __iter__(self) -> Iterator[tuple[int, str]]:
-        return iter(self._sorted)
-
-    def get(self, member: str) -> int | None:
-        """The member's score, if it is in."""
-        return self._scores.get(member)
-
-    def put(self, member: str, score: int) -> None:
-        """Insert or move."""
-        self.drop(member)
-        self._scores[member] = score
-        insort(self._sorted, (score, member))
-
-    def drop(self, member: str) -> None:
-        """Remove, if it is in."""
-        score = self._scores.pop(member, None)
-        if score is not None:
-            del self._sorted[bisect_left(self._sorted, (score, member))]
-
-    def first(self, count: int) -> list[tuple[int, str]]:
-        """The lowest (score, member) pairs."""
-        return self._sorted[:count]
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -104,6 +64,18 @@ class FairQueue:
         """Tickets waiting in this class and above."""
         rank = CLASSES.index(service_class)
         return sum(self.counts[name] for name in CLASSES[: rank + 1])
+
+    def place(self, service_class: ServiceClass, tenant: str, *, joined: bool) -> int:
+        """Tickets served up to and with the tenant's last one, or one more that would join.
+
+        At most: of its own class every other tenant has as many turns as it has itself.
+        """
+        rank = CLASSES.index(service_class)
+        ahead = sum(self.counts[name] for name in CLASSES[:rank])
+        own = len(self.tickets.get((service_class, tenant), ()))
+        others = len(self.waiting[service_class]) - (own > 0)
+        before = own - joined
+        return ahead + min(self.counts[service_class] - joined, before + others * (before + 1)) + 1
 
     def push(
         self, service_class: ServiceClass, tenant: str, ticket: str, *, at_head: bool = False

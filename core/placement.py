@@ -25,6 +25,15 @@ class PlacementRules(msgspec.Struct, frozen=True, kw_only=True):
     weight_prefix: int = 3
     weight_free: int = 2
     weight_load: int = 2
+    looks_max: int = 16  # of the freest replicas, and as many that have seen the prefix
+    # A seen prefix counts for nothing on a replica with more tickets than `affinity_floor` and
+    # than this much of the mean: bounded loads (Mirrokni et al. 2018), so that it spills.
+    affinity_percent: int = 150
+    affinity_floor: int = 4
+    # A lane for tenants that have nothing open, so that one that asks now and then need not
+    # wait for a flood: one slot of a replica with so many, and so much of its KV blocks.
+    lane_slots_from: int = 8
+    lane_percent: int = 3
 
 
 class Unreported(msgspec.Struct, frozen=True):
@@ -53,6 +62,8 @@ class Replica(msgspec.Struct, kw_only=True):
     reported_free: int = 0  # of the last report, and what reported tickets freed since
     open: int = 0  # tickets
     open_blocks: int = 0
+    lane_open: int = 0  # of these, tickets in the lane
+    lane_blocks: int = 0
     unreported: dict[str, Unreported] = msgspec.field(default_factory=dict)  # by ticket
     unreported_blocks: int = 0
 
@@ -75,10 +86,46 @@ def present(replica: Replica, now_ms: int, rules: PlacementRules) -> bool:
     return replica.ready and now_ms - replica.seen_ms <= rules.replica_silent_ms
 
 
-def fits(replica: Replica, blocks: int) -> bool:
-    """Whether the account has room for one more ticket of `blocks`."""
+def room(replica: Replica) -> int:
+    """The largest ticket that fits; 0 without a free slot."""
     has_slot = replica.sequences == 0 or replica.open < replica.sequences
-    return has_slot and blocks <= free_blocks(replica)
+    return free_blocks(replica) if has_slot else 0
+
+
+def fits(replica: Replica, blocks: int) -> bool:
+    """Whether the account has room for one more ticket of `blocks`, at least one."""
+    return blocks <= room(replica)
+
+
+def takes(replica: Replica, blocks: int, rules: PlacementRules) -> bool:
+    """Whether one more ticket fits beside the lane. With nothing open there is none to keep."""
+    if replica.open == 0:
+        return fits(replica, blocks)
+    if not _has_lane(replica, rules):
+        return fits(replica, blocks)
+    if replica.sequences and replica.open - replica.lane_open >= replica.sequences - 1:
+        return False
+    kept = max(0, _lane_size(replica, rules) - replica.lane_blocks)
+    return fits(replica, blocks + kept)
+
+
+def lane_takes(replica: Replica, blocks: int, rules: PlacementRules) -> bool:
+    """Whether one more ticket fits into the lane: by its slot, or by blocks without slots."""
+    if not _has_lane(replica, rules) or not fits(replica, blocks):
+        return False
+    if replica.sequences:
+        return replica.lane_open == 0
+    return replica.lane_blocks + blocks <= _lane_size(replica, rules)
+
+
+def holds_affinity(replica: Replica, open_tickets: int, ready: int, rules: PlacementRules) -> bool:
+    """Whether a prefix it has seen speaks for it: not while it has more than its load.
+
+    `open_tickets` are those of all `ready` replicas.
+    """
+    if replica.open < rules.affinity_floor:
+        return True
+    return 100 * (replica.open + 1) * ready <= rules.affinity_percent * (open_tickets + 1)
 
 
 def candidates(
@@ -94,35 +141,18 @@ def candidates(
     return [r for r in wanted or able if usable(r, now_ms, rules)]
 
 
-def choose(
-    able: Iterable[Replica],
-    *,
-    blocks: int,
-    matched: Mapping[int, int],
-    hash_count: int,
-    protected: int,
-    rules: PlacementRules,
+def best(
+    able: Iterable[Replica], matched: Mapping[int, int], hash_count: int, rules: PlacementRules
 ) -> Replica | None:
-    """The fitting replica with the best score, then the fewest tickets, then the first name.
+    """The replica with the best score, then the fewest tickets, then the first name.
 
-    `matched` maps a replica's number to the hashes it has seen; `protected` is the number of
-    a replica that is kept for somebody else, 0 for none.
+    `matched` maps a replica's number to the hashes it has seen of `hash_count`.
     """
-    fitting = [r for r in able if r.number != protected and fits(r, blocks)]
     return min(
-        fitting,
+        able,
         key=lambda r: (-score(r, matched.get(r.number, 0), hash_count, rules), r.open, r.replica),
         default=None,
     )
-
-
-def protect(able: Iterable[Replica]) -> int:
-    """The number of the replica to keep for a ticket that fits nowhere yet; 0 for none.
-
-    The freest: while others are kept off it only grows freer, so the ticket's turn comes.
-    """
-    freest = min(able, key=lambda r: (-free_blocks(r), r.replica), default=None)
-    return 0 if freest is None else freest.number
 
 
 def score(replica: Replica, matched: int, hash_count: int, rules: PlacementRules) -> int:
@@ -137,22 +167,30 @@ def score(replica: Replica, matched: int, hash_count: int, rules: PlacementRules
     return weighted // (rules.weight_prefix + rules.weight_free + rules.weight_load)
 
 
-def hold(replica: Replica, ticket: str, placement: int, blocks: int) -> None:
+def hold(
+    replica: Replica, ticket: str, placement: int, blocks: int, *, in_lane: bool = False
+) -> None:
     """Open a ticket there under this placement number."""
     replica.placed = max(replica.placed, placement)
     if replica.open == 0:
         replica.reported_free = replica.total
     replica.open += 1
     replica.open_blocks += blocks
+    if in_lane:
+        replica.lane_open += 1
+        replica.lane_blocks += blocks
     if placement > replica.reported:
         replica.unreported[ticket] = Unreported(placement, blocks)
         replica.unreported_blocks += blocks
 
 
-def release(replica: Replica, ticket: str, blocks: int) -> None:
+def release(replica: Replica, ticket: str, blocks: int, *, in_lane: bool = False) -> None:
     """Close what `hold` opened."""
     replica.open -= 1
     replica.open_blocks -= blocks
+    if in_lane:
+        replica.lane_open -= 1
+        replica.lane_blocks -= blocks
     unreported = replica.unreported.pop(ticket, None)
     if unreported is not None:
         replica.unreported_blocks -= unreported.blocks
@@ -197,6 +235,14 @@ def announce(known: Replica | None, view: ReplicaView, number: int, now_ms: int)
         retired=retired,
         placed=0 if known is None else known.placed,
     )
+
+
+def _has_lane(replica: Replica, rules: PlacementRules) -> bool:
+    return replica.sequences == 0 or replica.sequences >= rules.lane_slots_from
+
+
+def _lane_size(replica: Replica, rules: PlacementRules) -> int:
+    return replica.total * rules.lane_percent // 100
 
 
 def _idleness(replica: Replica) -> int:

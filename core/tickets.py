@@ -116,14 +116,16 @@ class Placed(msgspec.Struct, frozen=True, kw_only=True):
 class Queued(msgspec.Struct, frozen=True, kw_only=True):
     """Waiting; a grant will come with a `renew`."""
 
-    position: int
+    position: int  # at most so many are served up to it, itself included
     expected_wait_ms: int
 
 
 class Dropped(msgspec.Struct, frozen=True, kw_only=True):
     """Not to be served. Nothing is held in the pool; the tenant's charge still is."""
 
-    reason: str  # expired | fits_never | no_replica | queue_full
+    # expired | fits_never | no_replica | batch_refused | over_share | too_late | queue_full
+    reason: str
+    expected_wait_ms: int = 0  # as it would have been; 0 where that is not known
 
 
 class ReplicaView(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,3 +174,4 @@ class Renewed(msgspec.Struct, frozen=True, kw_only=True):
     grants: tuple[Grant, ...]
     reannounce: bool = False
     confirmed: tuple[Grant, ...] = ()  # the outcome of each ticket in `acks`
+    congestion_ms: int = 0  # a newcomer's wait behind all that waits, batch aside

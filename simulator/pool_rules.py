@@ -23,9 +23,9 @@ def pool_problems(pool: Pool) -> list[str]:
     ]
     if states["queued"] != len(pool.queue):
         found.append(f"{states['queued']} tickets are queued, the queue has {len(pool.queue)}")
-    if states["granted"] != len(pool.unacked):
-        found.append(f"{states['granted']} grants, {len(pool.unacked)} of them watched")
-    owned = Counter(gateway for gateway, names in pool.owned.items() for _ in names)
+    if states["granted"] != len(pool.book.unacked):
+        found.append(f"{states['granted']} grants, {len(pool.book.unacked)} of them watched")
+    owned = Counter(gateway for gateway, names in pool.book.owned.items() for _ in names)
     if owned != Counter(ticket.gateway for ticket in pool.tickets.values()):
         found.append("gateways own other tickets than there are")
     return found
@@ -48,7 +48,7 @@ def idle_problems(pool: Pool) -> list[str]:
         held = (replica.open, replica.open_blocks, replica.unreported_blocks)
         if any(held):
             found.append(f"{replica.replica} holds {held} for nobody")
-    for name, size in (("grants", len(pool.granted)), ("queued", len(pool.queue))):
+    for name, size in (("grants", len(pool.book.granted)), ("queued", len(pool.queue))):
         if size:
             found.append(f"{size} {name} for nobody")
     return found

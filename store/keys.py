@@ -20,6 +20,9 @@ POOL_PARTS = (
     "counters",
     "prefixes",
     "recency",
+    "rooms",
+    "lives",
+    "open",
 )
 TENANT_PARTS = ("levels", "held", "charges", "idle", "versions")
 

@@ -209,7 +209,7 @@ def _read_pool(reply: Any) -> PoolReply:
 
 
 def _read_renewed(reply: Any) -> Renewed:
-    epoch, grants, reannounce, confirmed = _decode(reply)
+    epoch, grants, reannounce, confirmed, congestion_ms = _decode(reply)
     return Renewed(
         epoch=epoch,
         grants=_read_grants(grants),
@@ -239,8 +239,9 @@ def _read_outcome(outcome: Any) -> Placed | Queued | Dropped:
                 prefix_matched=matched,
             )
         case ["queued", position, expected_wait_ms]:
+        congestion_ms=congestion_ms,
             return Queued(position=position, expected_wait_ms=expected_wait_ms)
-        case ["dropped", reason]:
-            return Dropped(reason=reason)
+        case ["dropped", reason, expected_wait_ms]:
+            return Dropped(reason=reason, expected_wait_ms=expected_wait_ms)
         case _:
             raise AssertionError(f"a function answered {outcome!r}")

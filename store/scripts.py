@@ -23,7 +23,16 @@ TENANT_SWEEP_MAX = 64  # forgotten tickets cleared away by one call; they no lon
 DIGEST_LENGTH = 12
 
 # What the functions share, in the order in which they build on each other.
-LIBRARIES = ("clock", "buckets", "pool_state", "prefix_index", "placement", "fair_queue", "pool")
+LIBRARIES = (
+    "clock",
+    "buckets",
+    "pool_state",
+    "prefix_index",
+    "placement",
+    "replicas",
+    "fair_queue",
+    "pool",
+)
 
 
 class Library(msgspec.Struct, frozen=True):

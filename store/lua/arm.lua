@@ -1,19 +1,19 @@
 -- Place a ticket on a replica, queue it, or drop it. Twin: `core.dispatch.Pool.arm`.
 --
--- KEYS    a pool's 15 keys (see lib/pool_state.lua)
+-- KEYS    a pool's 18 keys (see lib/pool_state.lua)
 -- ARGV    1 now_ms   ms, or "" for the server's clock (tests set it)
 --         2 pool     text, told to gateways that are woken
 --         3 gateway  text, the incarnation that asks
 --         4 arm      msgpack map, `core.tickets.Arm`
 -- RETURNS msgpack array: epoch, outcome, grants
 --         outcome: {"placed", replica, boot_id, url, placement, prefix_matched}
---                  {"queued", position, expected_wait_ms} | {"dropped", reason}
+--                  {"queued", position, expected_wait_ms} | {"dropped", reason, expected_wait_ms}
 --         grants: of the caller's other tickets, each {ticket, outcome}
 
 local function answer(ticket)
   if ticket.state == 'queued' then
-    local position = position_in(RANKS[ticket.service_class])
-    return {'queued', position, expected_wait_ms(position)}
+    local place = place_in(RANKS[ticket.service_class], ticket.tenant, 1)
+    return {'queued', place, wait_ms(ticket, 1)}
   end
   local outcome = outcome_of(ticket)
   if ticket.state == 'dropped' then forget(ticket) end
@@ -31,10 +31,7 @@ local function rearm(known, arm)
     return acknowledge(known.gateway, known.ticket)[2]
   end
   local replica = replica_of(known)
-  if replica then
-    replica.paused_until_ms = pool.now_ms + RULES.placement.decline_pause_ms
-    change_replica(replica)
-  end
+  if replica then pause(replica) end
   refund_ticket(known)
   forget(known)
   return nil
@@ -50,20 +47,20 @@ end
 
 local function start(arm, gateway, is_back)
   local reason = refusal(arm)
-  if reason then return {'dropped', reason} end
+  if reason then return {'dropped', reason, wait_ms(arm, 0)} end
   local ticket = new_ticket(arm, gateway)
   if waiting_count() == 0 and is_open() then
     enter_class(RANKS[ticket.service_class], ticket.tenant)
     leave_class(RANKS[ticket.service_class], ticket.tenant)
-    local able = candidates(ticket.kv_blocks, ticket.exclude)
-    local replica = choose(able, ticket.kv_blocks, ticket.prefix_hashes, 0)
+    local replica, in_lane = find_spot(ticket, false, 0, false)
     if replica then
-      place(ticket, replica, 'placed')
+      place(ticket, replica, in_lane, 'placed')
       return answer(ticket)
     end
   end
   enqueue(ticket, arm.at_head or is_back)
   dispatch(ticket.ticket)
+  if not arm.at_head and not is_back then shed(ticket, arm.deadline_ms) end
   return answer(ticket)
 end
 

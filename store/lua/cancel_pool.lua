@@ -1,7 +1,7 @@
 -- Forget a ticket as if it had never been, and place the next. Repeating it is harmless; a
 -- ticket that nobody knows makes it a sweep. Twin: `core.dispatch.Pool.cancel`.
 --
--- KEYS    a pool's 15 keys (see lib/pool_state.lua)
+-- KEYS    a pool's 18 keys (see lib/pool_state.lua)
 -- ARGV    1 now_ms   ms, or "" for the server's clock (tests set it)
 --         2 pool     text, told to gateways that are woken
 --         3 gateway  text, the incarnation that asks

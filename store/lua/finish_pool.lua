@@ -1,7 +1,7 @@
 -- The engine's last word on a ticket: free its account, true up its tenant's counter, place
 -- the next. Twin: `core.dispatch.Pool.finish`.
 --
--- KEYS    a pool's 15 keys (see lib/pool_state.lua)
+-- KEYS    a pool's 18 keys (see lib/pool_state.lua)
 -- ARGV    1 now_ms         ms, or "" for the server's clock (tests set it)
 --         2 pool           text, told to gateways that are woken
 --         3 gateway        text, the incarnation that asks
@@ -15,7 +15,10 @@ register('finish_pool', function(keys, args)
   begin(keys, args[1])
   local ticket = find_ticket(args[4])
   if ticket then
-    if ticket.number > 0 then prefix_record(cmsgpack.unpack(args[7]), ticket.number) end
+    if ticket.number > 0 then
+      prefix_record(cmsgpack.unpack(args[7]), ticket.number)
+      measure_stay(ticket)
+    end
     charge_ticket(ticket, tonumber(args[5]), tonumber(args[6]))
     forget(ticket)
   end

@@ -1,10 +1,10 @@
 -- Hear a gateway out, place what can be placed, and tell it its grants.
 -- Twin: `core.dispatch.Pool.renew`.
 --
--- KEYS    a pool's 15 keys (see lib/pool_state.lua)
+-- KEYS    a pool's 18 keys (see lib/pool_state.lua)
 -- ARGV    1 now_ms  ms, or "" for the server's clock (tests set it)
 --         2 renew   msgpack map, `core.tickets.Renew`; its lists are bounded by the caller
--- RETURNS msgpack array: epoch, grants, reannounce (boolean), confirmed
+-- RETURNS msgpack array: epoch, grants, reannounce (boolean), confirmed, congestion (ms)
 --         grants and confirmed: each {ticket, outcome}, outcome as `arm` returns it
 
 -- Whether the gateway must announce what it holds, because that was lost or let go.
@@ -16,21 +16,6 @@ local function is_behind(renew)
   end
   if not known or renew.epoch ~= pool.epoch then pool.owing[renew.gateway] = true end
   return pool.owing[renew.gateway] == true
-end
-
-local function announce_all(views)
-  for _, view in ipairs(views) do announce(view) end
-  for name, replica in pairs(all_replicas()) do
-    local silent_ms = pool.now_ms - replica.seen_ms
-    if replica.open == 0 and silent_ms > RULES.placement.replica_silent_ms then
-      delete_replica(name)
-    end
-  end
-  if next(replicas) ~= nil then
-    pool.empty_since_ms = 0
-  elseif pool.empty_since_ms == 0 then
-    pool.empty_since_ms = pool.now_ms
-  end
 end
 
 local function is_same(ticket, placed)
@@ -63,8 +48,7 @@ local function adopt(arm, placed, gateway)
   ticket.state, ticket.placed = 'placed', placed
   local replica = find_replica(placed.replica)
   if replica and replica.boot_id == placed.boot_id then
-    hold(replica, ticket.ticket, placed.placement, ticket.kv_blocks)
-    ticket.number = replica.number
+    hold_ticket(ticket, replica)
   end
   charge_ticket(ticket, ticket.prompt_tokens, 0)
 end
@@ -94,7 +78,7 @@ register('renew', function(keys, args)
     if replica then report(replica, told[2]) end
   end
   dispatch('')
-  local reply = cmsgpack.pack({pool.epoch, grants_for(renew.gateway), behind, confirmed})
+  local reply = cmsgpack.pack({pool.epoch, grants_for(renew.gateway), behind, confirmed, congestion_ms()})
   close_pool(renew.gateway, renew.pool)
   return reply
 end)

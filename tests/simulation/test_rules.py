@@ -170,7 +170,7 @@ def test_a_replica_given_too_much_is_said():
 
 def test_what_an_idle_pool_still_holds_is_said():
     pool = a_pool()
-    pool.granted["gw"] = {"t"}
+    pool.book.granted["gw"] = {"t"}
     pool.queue.push("standard", "ten", "u")
     said = " ".join(idle_problems(pool))
     for what in ("ticket t is placed", "r holds", "1 grants", "1 queued"):

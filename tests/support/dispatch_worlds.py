@@ -174,7 +174,7 @@ class TwinPool:
 
     def renew(self, renew: Renew, now_ms: int) -> Any:
         expected = self.pure.renew(renew, now_ms)
-        epoch, grants, reannounce, confirmed = self._run(
+        epoch, grants, reannounce, confirmed, congestion_ms = self._run(
             self.functions.renew, now_ms, msgspec.msgpack.encode(renew)
         )
         assert reannounce == expected.reannounce
@@ -199,6 +199,7 @@ class TwinPool:
             output_tokens=output_tokens,
             prefix_hashes=prefix_hashes,
             now_ms=now_ms,
+        assert congestion_ms == expected.congestion_ms
         )
         epoch, grants = self._run(
             self.functions.finish_pool,
@@ -245,7 +246,7 @@ def flat(outcome: Placed | Queued | Dropped) -> list[Any]:
         case Queued():
             return ["queued", outcome.position, outcome.expected_wait_ms]
         case Dropped():
-            return ["dropped", outcome.reason]
+            return ["dropped", outcome.reason, outcome.expected_wait_ms]
 
 
 def flat_grants(grants: tuple[Grant, ...]) -> list[Any]:
@@ -256,9 +257,19 @@ def pure_pool(pool: Pool) -> dict[str, Any]:
     """The pure pool's whole state in comparable form."""
     queue = pool.queue
     return {
-        "clock": [pool.epoch, pool.now_ms, pool.started_ms, pool.empty_since_ms, pool.numbers],
-        "window": [pool.window_start_ms, pool.window_count, pool.window_before],
-        "owing": sorted(pool.owing),
+        "clock": [
+            pool.epoch,
+            pool.now_ms,
+            pool.attendance.started_ms,
+            pool.fleet.empty_since_ms,
+            pool.fleet.numbered,
+        ],
+        "service": [pool.service.stay_us, pool.service.samples],
+        "sums": [pool.fleet.open, pool.fleet.ready, pool.fleet.largest, len(pool.replicas)],
+        "rooms": list(pool.fleet.rooms),
+        "lives": pool.fleet.numbers,
+        "open": pool.open_by_tenant,
+        "owing": sorted(pool.attendance.owing),
         "counts": queue.counts,
         "credits": queue.credits,
         "floors": queue.floors,
@@ -284,10 +295,10 @@ def pure_pool(pool: Pool) -> dict[str, Any]:
             ]
             for name, ticket in pool.tickets.items()
         },
-        "owned": sorted(f"{g}|{t}" for g, names in pool.owned.items() for t in names),
-        "granted": sorted(f"{g}|{t}" for g, names in pool.granted.items() for t in names),
-        "gateways": list(pool.gateways),
-        "unacked": list(pool.unacked),
+        "owned": sorted(f"{g}|{t}" for g, names in pool.book.owned.items() for t in names),
+        "granted": sorted(f"{g}|{t}" for g, names in pool.book.granted.items() for t in names),
+        "gateways": list(pool.attendance.gateways),
+        "unacked": list(pool.book.unacked),
         "prefixes": list(pool.prefixes.owners.items()),
     }
 
@@ -328,7 +339,11 @@ def stored_pool(client: redis.Redis, keys: tuple[bytes, ...]) -> dict[str, Any]:
         "clock": [
             state[part] for part in ("epoch", "now_ms", "started_ms", "empty_since_ms", "numbers")
         ],
-        "window": [state["window_start_ms"], state["window_count"], state["window_before"]],
+        "service": [state["stay_us"], state["samples"]],
+        "sums": [state[part] for part in ("open", "ready", "largest", "replicas")],
+        "rooms": ranking("rooms"),
+        "lives": {int(n): name.decode() for n, name in client.hgetall(key["lives"]).items()},
+        "open": {t.decode(): int(count) for t, count in client.hgetall(key["open"]).items()},
         "owing": sorted(state["owing"]),
         "counts": by_class(state["counts"]),
         "credits": by_class(state["credits"]),
@@ -338,6 +353,7 @@ def stored_pool(client: redis.Redis, keys: tuple[bytes, ...]) -> dict[str, Any]:
         "waiting": {name: ranking(name) for name in ("interactive", "standard", "batch")},
         "lines": dict(sorted(lines.items())),
         "replicas": replicas,
+        del replica["ranked"]  # what it has in `rooms`
         "tickets": {
             name.decode(): stored_ticket(msgspec.msgpack.decode(packed))
             for name, packed in client.hgetall(key["tickets"]).items()
@@ -356,7 +372,7 @@ def stored_pool(client: redis.Redis, keys: tuple[bytes, ...]) -> dict[str, Any]:
 def stored_ticket(ticket: dict[str, Any]) -> list[Any]:
     outcome: list[Any] | None = None
     if ticket["state"] == "dropped":
-        outcome = ["dropped", ticket["reason"]]
+        outcome = ["dropped", ticket["reason"], ticket["wait_ms"]]
     elif ticket["state"] != "queued":
         placed = ticket["placed"]
         outcome = [

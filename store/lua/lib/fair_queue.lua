@@ -65,6 +65,23 @@ end
 
 local function lane(class, tenant) return class .. '|' .. tenant end
 
+-- The tenant's tickets waiting in this class.
+local function waiting_of(rank, tenant)
+  local name = lane(CLASSES[rank], tenant)
+  return redis.call('ZLEXCOUNT', K.fifo, '[' .. name .. '|', '(' .. name .. '}')
+end
+
+local function tenants_in(rank) return redis.call('ZCARD', K.waiting[rank]) end
+
+-- Tickets served, at most, up to and with the tenant's last one, or one more that would join.
+local function place_in(rank, tenant, joined)
+  local own = waiting_of(rank, tenant)
+  local others = tenants_in(rank) - (own > 0 and 1 or 0)
+  local before = own - joined
+  local ahead = position_in(rank) - pool.counts[rank]
+  return ahead + math.min(pool.counts[rank] - joined, before + others * (before + 1)) + 1
+end
+
 local function fifo_member(ticket)
   return lane(ticket.service_class, ticket.tenant) .. '|' .. ticket.order .. '|' .. ticket.ticket
 end

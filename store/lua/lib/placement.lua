@@ -1,4 +1,4 @@
--- A replica's account and the choice of one for a request.
+-- A replica's account and what speaks for it.
 -- The twin of `core/placement.py`, function by function. Used by the pool scripts.
 --
 -- KEYS    2 replicas, 8 unreported (see pool_state.lua)
@@ -22,18 +22,56 @@ local function free_blocks(replica)
   return math.max(0, math.min(after_report, replica.total - replica.open_blocks))
 end
 
-local function fits(replica, blocks)
+-- The largest ticket that fits; 0 without a free slot.
+local function room_in(replica)
   local has_slot = replica.sequences == 0 or replica.open < replica.sequences
-  return has_slot and blocks <= free_blocks(replica)
+  return has_slot and free_blocks(replica) or 0
+end
+
+local function has_lane(replica)
+  return replica.sequences == 0 or replica.sequences >= RULES.placement.lane_slots_from
+end
+
+local function lane_size(replica)
+  return math.floor(replica.total * RULES.placement.lane_percent / 100)
+end
+
+-- Whether one more ticket fits beside the lane. With nothing open there is none to keep.
+local function takes(replica, blocks)
+  if replica.open == 0 or not has_lane(replica) then return blocks <= room_in(replica) end
+  if replica.sequences > 0 and replica.open - replica.lane_open >= replica.sequences - 1 then
+    return false
+  end
+  return blocks + math.max(0, lane_size(replica) - replica.lane_blocks) <= room_in(replica)
+end
+
+-- Whether one more ticket fits into the lane: by its slot, or by blocks without slots.
+local function lane_takes(replica, blocks)
+  if not has_lane(replica) or blocks > room_in(replica) then return false end
+  if replica.sequences > 0 then return replica.lane_open == 0 end
+  return replica.lane_blocks + blocks <= lane_size(replica)
+end
+
+-- Whether a prefix it has seen speaks for it: not while it has more than its load.
+local function holds_affinity(replica)
+  local rules = RULES.placement
+  if replica.open < rules.affinity_floor then return true end
+  return 100 * (replica.open + 1) * pool.ready <= rules.affinity_percent * (pool.open + 1)
+end
+
+local function is_present(replica)
+  return replica.ready and pool.now_ms - replica.seen_ms <= RULES.placement.replica_silent_ms
+end
+
+local function is_usable(replica)
+  return is_present(replica) and pool.now_ms >= replica.paused_until_ms
 end
 
 -- Replicas that could ever hold it. Excluded ones come back when there are no others.
 local function candidates(blocks, exclude)
   local able, wanted = {}, {}
   for _, replica in pairs(all_replicas()) do
-    local silent_ms = pool.now_ms - replica.seen_ms
-    local present = replica.ready and silent_ms <= RULES.placement.replica_silent_ms
-    if present and replica.total >= blocks then
+    if is_present(replica) and replica.total >= blocks then
       able[#able + 1] = replica
       if not contains(exclude, replica.replica) then wanted[#wanted + 1] = replica end
     end
@@ -62,41 +100,34 @@ local function score(replica, matched, hash_count)
 end
 
 -- The best score, then the fewest tickets, then the first name.
-local function choose(able, blocks, hashes, protected)
-  local matched, best, best_score = prefix_matched(hashes), nil, nil
+local function best_of(able, matched, hash_count)
+  local best, best_score
   for _, replica in ipairs(able) do
-    if replica.number ~= protected and fits(replica, blocks) then
-      local found = score(replica, matched[replica.number] or 0, #hashes)
-      local better = best == nil or found > best_score
-      if best and found == best_score then
-        better = replica.open < best.open
-          or (replica.open == best.open and replica.replica < best.replica)
-      end
-      if better then best, best_score = replica, found end
+    local loyal = holds_affinity(replica) and matched[replica.number] or 0
+    local found = score(replica, loyal, hash_count)
+    local better = best == nil or found > best_score
+    if best and found == best_score then
+      better = replica.open < best.open
+        or (replica.open == best.open and replica.replica < best.replica)
     end
+    if better then best, best_score = replica, found end
   end
   return best
-end
-
--- The number of the freest replica, kept for a ticket that fits nowhere yet; 0 for none.
-local function protect(able)
-  local freest
-  for _, replica in ipairs(able) do
-    local more = freest and free_blocks(replica) - free_blocks(freest) or 1
-    if more > 0 or (more == 0 and replica.replica < freest.replica) then freest = replica end
-  end
-  return freest and freest.number or 0
 end
 
 local function unreported_member(number, placement, blocks, ticket)
   return string.format('%012.0f|%016.0f|%.0f|%s', number, placement, blocks, ticket)
 end
 
-local function hold(replica, ticket, placement, blocks)
+local function hold_account(replica, ticket, placement, blocks, in_lane)
   replica.placed = math.max(replica.placed, placement)
   if replica.open == 0 then replica.reported_free = replica.total end
   replica.open = replica.open + 1
   replica.open_blocks = replica.open_blocks + blocks
+  if in_lane then
+    replica.lane_open = replica.lane_open + 1
+    replica.lane_blocks = replica.lane_blocks + blocks
+  end
   if placement > replica.reported then
     redis.call('ZADD', K.unreported, 0,
       unreported_member(replica.number, placement, blocks, ticket))
@@ -105,9 +136,13 @@ local function hold(replica, ticket, placement, blocks)
   change_replica(replica)
 end
 
-local function release(replica, ticket, placement, blocks)
+local function release_account(replica, ticket, placement, blocks, in_lane)
   replica.open = replica.open - 1
   replica.open_blocks = replica.open_blocks - blocks
+  if in_lane then
+    replica.lane_open = replica.lane_open - 1
+    replica.lane_blocks = replica.lane_blocks - blocks
+  end
   local member = unreported_member(replica.number, placement, blocks, ticket)
   if redis.call('ZREM', K.unreported, member) == 1 then
     replica.unreported_blocks = replica.unreported_blocks - blocks
@@ -118,7 +153,7 @@ local function release(replica, ticket, placement, blocks)
 end
 
 -- Takes an absolute report, unless it is of another life or older than the last one.
-local function report(replica, load)
+local function report_account(replica, load)
   if load.boot_id ~= replica.boot_id or load.seq <= replica.report_seq then return end
   replica.report_seq = load.seq
   replica.reported = math.max(replica.reported, load.placed_seq)
@@ -137,33 +172,4 @@ end
 local function forget_unreported(number)
   local life = string.format('%012.0f', number)
   redis.call('ZREMRANGEBYLEX', K.unreported, '[' .. life .. '|', '(' .. life .. '}')
-end
-
--- A new life starts a new account; a view of an earlier life changes nothing.
-local function announce(view)
-  local known = find_replica(view.replica)
-  if known and contains(known.retired, view.boot_id) then return end
-  if known and view.boot_id == known.boot_id then
-    known.url, known.ready = view.url, view.ready
-    known.total, known.sequences = view.kv_blocks, view.sequences
-    known.seen_ms = pool.now_ms
-    change_replica(known)
-    return
-  end
-  local retired = {}
-  if known then
-    retired = known.retired
-    retired[#retired + 1] = known.boot_id
-    if #retired > RETIRED_BOOTS_MAX then table.remove(retired, 1) end
-    forget_unreported(known.number)
-  end
-  pool.numbers = pool.numbers + 1
-  local replica = {
-    replica = view.replica, boot_id = view.boot_id, url = view.url, number = pool.numbers,
-    ready = view.ready, total = view.kv_blocks, sequences = view.sequences,
-    seen_ms = pool.now_ms, paused_until_ms = 0, retired = retired,
-    placed = known and known.placed or 0, report_seq = -1, reported = 0, reported_free = 0,
-    open = 0, open_blocks = 0, unreported_blocks = 0,
-  }
-  change_replica(replica)
 end

@@ -6,6 +6,8 @@
 -- ARGV    none: the script hands over what it takes from them
 -- RETURNS nothing: it defines local functions for the script that follows
 
+local SMOOTHING = 16 -- requests that a measured time is the average of, roughly
+
 local function owned_member(ticket) return ticket.gateway .. '|' .. ticket.ticket end
 
 -- Moves the tenant's counter to what this ticket costs, whatever it had cost so far.
@@ -31,12 +33,21 @@ local function replica_of(ticket)
   return nil
 end
 
+local function hold_ticket(ticket, replica)
+  hold(replica, ticket.ticket, ticket.placed.placement, ticket.kv_blocks, ticket.in_lane)
+  ticket.number = replica.number
+  redis.call('HINCRBY', K.open, ticket.tenant, 1)
+end
+
 local function release_ticket(ticket)
   local replica = replica_of(ticket)
   if replica then
-    release(replica, ticket.ticket, ticket.placed.placement, ticket.kv_blocks)
+    release(replica, ticket.ticket, ticket.placed.placement, ticket.kv_blocks, ticket.in_lane)
   end
-  ticket.number = 0
+  if ticket.number > 0 and redis.call('HINCRBY', K.open, ticket.tenant, -1) == 0 then
+    redis.call('HDEL', K.open, ticket.tenant)
+  end
+  ticket.number, ticket.in_lane = 0, false
 end
 
 -- Grants.
@@ -57,9 +68,9 @@ local function untell(ticket)
   end
 end
 
--- As told to a gateway: {"placed", …} or {"dropped", reason}.
+-- As told to a gateway: {"placed", …} or {"dropped", reason, expected_wait_ms}.
 local function outcome_of(ticket)
-  if ticket.state == 'dropped' then return {'dropped', ticket.reason} end
+  if ticket.state == 'dropped' then return {'dropped', ticket.reason, ticket.wait_ms} end
   local placed = ticket.placed
   return {'placed', placed.replica, placed.boot_id, placed.url, placed.placement,
     placed.prefix_matched}
@@ -125,42 +136,36 @@ local function new_ticket(arm, gateway)
     deadline_ms = arm.deadline_ms > 0 and arm.deadline_ms or pool.now_ms + RULES.wait_max_ms,
     kv_blocks = arm.kv_blocks, prompt_tokens = arm.prompt_tokens,
     prefix_hashes = arm.prefix_hashes, exclude = arm.exclude,
-    state = 'queued', number = 0, input_tokens = 0, output_tokens = 0, cost = 0,
+    state = 'queued', number = 0, in_lane = false, input_tokens = 0, output_tokens = 0, cost = 0,
   }
   own(ticket)
   change_ticket(ticket)
   return ticket
 end
 
--- Why no wait will help: "no_replica", "fits_never" or nil.
-local function hopeless(blocks)
-  local most
-  for _, replica in pairs(all_replicas()) do most = math.max(most or 0, replica.total) end
-  if not most then
-    local empty_ms = pool.now_ms - pool.empty_since_ms
-    return empty_ms >= RULES.no_replica_ms and 'no_replica' or nil
+-- How long tickets stay on their replicas, and what that makes of a wait (`core/shed.py`).
+
+local function measure_stay(ticket)
+  local us = 1000 * math.max(0, pool.now_ms - ticket.placed.placement)
+  if pool.samples == 0 then
+    pool.stay_us = us
+  else
+    pool.stay_us = pool.stay_us + math.floor((us - pool.stay_us) / SMOOTHING)
   end
-  return blocks > most and 'fits_never' or nil
+  pool.samples = pool.samples + 1
 end
 
--- The service rate.
-
-local function roll_window()
-  local elapsed = math.floor((pool.now_ms - pool.window_start_ms) / RULES.window_ms)
-  if elapsed > 0 then
-    pool.window_before = elapsed == 1 and pool.window_count or 0
-    pool.window_count = 0
-    pool.window_start_ms = pool.window_start_ms + elapsed * RULES.window_ms
-  end
+local function wait_at(place)
+  if pool.open == 0 then return 0 end
+  return math.min(RULES.wait_max_ms, math.floor(place * pool.stay_us / (1000 * pool.open)))
 end
 
-local function expected_wait_ms(position)
-  roll_window()
-  local left_ms = RULES.window_ms - (pool.now_ms - pool.window_start_ms)
-  local served = pool.window_count + math.floor(pool.window_before * left_ms / RULES.window_ms)
-  if served == 0 then return 0 end
-  return math.min(RULES.wait_max_ms, math.floor(position * RULES.window_ms / served))
+-- Of the tenant's last ticket in this class (`joined` is 1), or of one more that would join.
+local function wait_ms(asked, joined)
+  return wait_at(place_in(RANKS[asked.service_class], asked.tenant, joined))
 end
+
+local function congestion_ms() return wait_at(position_in(RANKS.standard)) end
 
 -- Placing.
 
@@ -171,64 +176,99 @@ local function is_open()
   return next(pool.owing) == nil or age_ms >= RULES.reannounce_max_ms
 end
 
-local function place(ticket, replica, state)
+local function place(ticket, replica, in_lane, state)
   local hashes = ticket.prefix_hashes
   local matched = prefix_matched(hashes)[replica.number] or 0
   local placement = math.max(replica.placed + 1, pool.now_ms)
-  hold(replica, ticket.ticket, placement, ticket.kv_blocks)
-  ticket.state, ticket.number = state, replica.number
+  ticket.state, ticket.in_lane = state, in_lane
   ticket.placed = {
     replica = replica.replica, boot_id = replica.boot_id, url = replica.url,
     placement = placement, prefix_matched = matched,
   }
+  hold_ticket(ticket, replica)
   local cached = #hashes > 0 and math.floor(ticket.prompt_tokens * matched / #hashes) or 0
   charge_ticket(ticket, ticket.prompt_tokens - cached, ticket.output_tokens)
   prefix_record(hashes, replica.number)
-  roll_window()
-  pool.window_count = pool.window_count + 1
 end
 
-local function drop(ticket, reason, own_name)
+local function drop(ticket, reason, own_name, expected_ms)
   remove_ticket(ticket)
-  ticket.state, ticket.reason = 'dropped', reason
+  ticket.state, ticket.reason, ticket.wait_ms = 'dropped', reason, expected_ms
   change_ticket(ticket)
   if ticket.ticket ~= own_name then tell(ticket) end
 end
 
-local function serve(ticket, replica, owed, own_name)
+local function serve(ticket, replica, in_lane, owed, own_name)
   count_share(RANKS[ticket.service_class], ticket.kv_blocks, owed)
   remove_ticket(ticket)
   local is_own = ticket.ticket == own_name
-  place(ticket, replica, is_own and 'placed' or 'granted')
+  place(ticket, replica, in_lane, is_own and 'placed' or 'granted')
   if not is_own then tell(ticket) end
 end
 
+-- Where it goes now, a replica and whether into its lane; `kept` waits for another ticket.
+-- The lane is for tenants that have nothing open, batch aside. What is owed to a class goes
+-- anywhere, or a crowd of such tenants could keep it waiting for ever.
+local function find_spot(ticket, owed, kept, lane_is_kept)
+  local replica = choose(ticket, owed and fits or takes, kept)
+  if replica or owed or ticket.service_class == 'batch' then return replica, false end
+  if redis.call('HEXISTS', K.open, ticket.tenant) == 1 then return nil, false end
+  return choose(ticket, lane_takes, lane_is_kept and kept or 0), true
+end
+
 -- Places waiting tickets, next first; `own_name` is the caller's, which hears at once.
--- The first head that fits nowhere keeps one replica for itself while others pass.
+-- The first head that fits nowhere keeps one replica for itself while others pass; when it is
+-- only the lane that it does not get, the lane stays open.
 local function dispatch(own_name)
   if not is_open() then return end
-  local protected, grants, skipped, skipped_count = 0, 0, {}, 0
+  local kept, lane_is_kept, grants, skipped, skipped_count = 0, false, 0, {}, 0
   for _ = 1, RULES.steps_max do
     local name, owed = head_of_queue(skipped, skipped_count)
     if not name or grants >= RULES.grants_max then return end
     local ticket = find_ticket(name)
     local reason = ticket.deadline_ms <= pool.now_ms and 'expired' or hopeless(ticket.kv_blocks)
     if reason then
-      drop(ticket, reason, own_name)
+      drop(ticket, reason, own_name, 0)
     else
-      local able = candidates(ticket.kv_blocks, ticket.exclude)
-      local replica = choose(able, ticket.kv_blocks, ticket.prefix_hashes, protected)
+      local replica, in_lane = find_spot(ticket, owed, kept, lane_is_kept)
       if replica then
-        serve(ticket, replica, owed, own_name)
+        serve(ticket, replica, in_lane, owed, own_name)
         grants = grants + 1
       else
-        if protected == 0 then protected = protect(able) end
+        if skipped_count == 0 then
+          kept = protect(ticket)
+          lane_is_kept = choose(ticket, fits, 0) == nil
+        end
         skipped[lane(ticket.service_class, ticket.tenant)] = true
         skipped_count = skipped_count + 1
         if skipped_count > RULES.skips_max then return end
       end
     end
   end
+end
+
+-- Why a ticket that has to wait is sent away, or nil (`core/shed.py`).
+local function shed_reason(ticket, expected_ms, deadline_ms)
+  local rank = RANKS[ticket.service_class]
+  local waiting = pool.counts[rank]
+  local is_over_share = waiting_of(rank, ticket.tenant) * tenants_in(rank) > waiting
+  if is_over_share and 2 * waiting > RULES.queue.queue_max then return 'over_share' end
+  if pool.samples < RULES.shed.samples_min then return nil end
+  if ticket.service_class == 'batch' then
+    local is_long = congestion_ms() >= RULES.shed.batch_wait_ms
+    if is_long and waiting > RULES.shed.batch_kept then return 'batch_refused' end
+  elseif is_over_share and congestion_ms() >= RULES.shed.share_wait_ms then
+    return 'over_share'
+  end
+  local done_ms = pool.now_ms + expected_ms + math.floor(pool.stay_us / 1000)
+  return deadline_ms > 0 and done_ms > deadline_ms and 'too_late' or nil
+end
+
+local function shed(ticket, deadline_ms)
+  if ticket.state ~= 'queued' then return end
+  local expected_ms = wait_ms(ticket, 1)
+  local reason = shed_reason(ticket, expected_ms, deadline_ms)
+  if reason then drop(ticket, reason, ticket.ticket, expected_ms) end
 end
 
 -- What each call does first: lets go of what was waited for in vain.

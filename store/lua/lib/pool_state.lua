@@ -15,6 +15,9 @@
 --         13 counters   sorted set: tenant -> counter, also of those not waiting
 --         14 prefixes   hash: prefix hash -> "number,number…", oldest first
 --         15 recency    sorted set: prefix hash -> when it was last recorded (a count)
+--         16 rooms      sorted set: ready replica -> minus the largest ticket that fits
+--         17 lives      hash: number of a replica's present life -> replica
+--         18 open       hash: tenant -> its tickets on accounts, where there are any
 -- RULES   every field of `core.dispatch.PoolRules`
 -- ARGV    none: the script hands over what it takes from them
 -- RETURNS nothing: it defines local functions for the script that follows
@@ -42,6 +45,7 @@ local function open_pool(keys, now_arg)
     granted = keys[6], unacked = keys[7], unreported = keys[8], fifo = keys[9],
     waiting = {keys[10], keys[11], keys[12]},
     counters = keys[13], prefixes = keys[14], recency = keys[15],
+    rooms = keys[16], lives = keys[17], open = keys[18],
   }
   replicas, has_all_replicas, changed_replicas = {}, false, {}
   tickets, changed_tickets = {}, {}
@@ -64,7 +68,8 @@ local function open_pool(keys, now_arg)
   redis.call('UNLINK', unpack(keys))
   pool = {
     epoch = '', now_ms = now_ms, started_ms = 0, empty_since_ms = 0, numbers = 0,
-    window_start_ms = 0, window_count = 0, window_before = 0, owing = {},
+    stay_us = 0, samples = 0, owing = {},
+    open = 0, ready = 0, largest = 0, replicas = 0, -- of all replicas, as `core.replicas` has them
     counts = {0, 0, 0}, credits = {0, 0, 0}, floors = {0, 0, 0},
     base = 0, first_order = 0, last_order = 0, touches = 0,
     -- So that most calls need not look: sizes of two sets, and a time before which no lease ends.
@@ -97,9 +102,12 @@ local function change_replica(replica)
   changed_replicas[replica.replica] = replica
 end
 
-local function delete_replica(name)
+local function delete_replica(replica)
+  local name = replica.replica
   replicas[name], changed_replicas[name] = nil, nil
   redis.call('HDEL', K.replicas, name)
+  redis.call('HDEL', K.lives, replica.number)
+  redis.call('ZREM', K.rooms, name)
 end
 
 local function find_ticket(name)

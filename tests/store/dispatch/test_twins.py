@@ -14,6 +14,7 @@ from core.limits import LimitRules
 from core.placement import PlacementRules
 from core.prefix_index import PrefixRules
 from core.protocol import Load
+from core.shed import ShedRules
 from core.tickets import CacheVersions, Dropped, Limits, Placed, Queued, Renew, ReplicaView
 from tests.support.dispatch_worlds import TwinPool, TwinTenant, an_admit, an_arm
 
@@ -33,7 +34,6 @@ POOL_RULES = PoolRules(
     reannounce_max_ms=1_500,
     no_replica_ms=2_000,
     wait_max_ms=20_000,
-    window_ms=1_000,
     grants_max=3,
     skips_max=2,
     steps_max=6,
@@ -42,7 +42,16 @@ POOL_RULES = PoolRules(
     queue=QueueRules(
         share_standard=250, share_batch=100, credit_blocks_max=20, queue_max=3, tenants_max=2
     ),
-    placement=PlacementRules(replica_silent_ms=2_500, decline_pause_ms=300),
+    placement=PlacementRules(
+        replica_silent_ms=2_500,
+        decline_pause_ms=300,
+        looks_max=2,
+        affinity_floor=1,
+        affinity_percent=120,
+        lane_slots_from=3,
+        lane_percent=20,
+    ),
+    shed=ShedRules(batch_wait_ms=100, batch_kept=1, share_wait_ms=200, samples_min=2),
     prefix=PrefixRules(hashes_max=4, owners_max=2),
 )
 LIMIT_RULES = LimitRules(lease_ms=2_000)

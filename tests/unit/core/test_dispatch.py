@@ -175,10 +175,10 @@ def test_a_replica_in_nobody_s_view_is_gone_when_its_tickets_are():
     assert "r1" in world.pool.replicas
     world.renew()
     assert world.pool.replicas == {}
-    emptied_ms = world.pool.empty_since_ms
+    emptied_ms = world.pool.fleet.empty_since_ms
     world.pass_ms(10)
     world.renew()
-    assert world.pool.empty_since_ms == emptied_ms == world.now_ms - 10
+    assert world.pool.fleet.empty_since_ms == emptied_ms == world.now_ms - 10
 
 
 # Queueing.
@@ -187,24 +187,25 @@ def test_a_replica_in_nobody_s_view_is_gone_when_its_tickets_are():
 def test_a_full_pool_queues_and_the_next_to_finish_makes_room():
     world = World().open()
     world.fill()
-    assert world.arm("t1") == Queued(position=1, expected_wait_ms=5_000)
-    assert world.arm("t1") == Queued(position=1, expected_wait_ms=5_000)
+    assert world.arm("t1") == Queued(position=1, expected_wait_ms=0)
+    assert world.arm("t1") == Queued(position=1, expected_wait_ms=0)
     assert world.arm("t2").position == 2
     world.finish("full1")
     assert world.granted() == ["t1"]
 
 
-def test_the_expected_wait_is_by_the_measured_rate():
-    world = World(a_view(sequences=1)).open()
-    for i in range(10):
+def test_the_expected_wait_is_by_how_long_tickets_stay():
+    world = World().open()
+    for i in range(3):
         world.arm(f"done{i}")
+        world.pass_ms(400)
         world.finish(f"done{i}")
-    world.arm("running")
-    assert world.arm("t1").expected_wait_ms == RULES.window_ms // 11
-    world.pass_ms(RULES.window_ms - world.now_ms % RULES.window_ms + RULES.window_ms // 2)
-    assert world.arm("t1").expected_wait_ms == RULES.window_ms // 5, "half a window ago"
-    world.pass_ms(2 * RULES.window_ms)
-    assert world.arm("t1").expected_wait_ms == 0, "nothing measured"
+    world.fill()
+    assert world.arm("t1").expected_wait_ms == 400 // 2, "two places, each free every 400 ms"
+    assert world.arm("t2").expected_wait_ms == 400
+    world.cancel("full1")
+    assert world.granted() == ["t1"]
+    assert world.renew().congestion_ms == 200
 
 
 def test_a_full_queue_takes_nobody_but_who_comes_back():
@@ -273,7 +274,7 @@ def test_a_cancelled_ticket_leaves_from_wherever_it_is():
     assert world.account() == (0, 0)
     assert world.pool.tickets == {}
     assert world.pool.queue.counter("ten") == before - 10_000
-    assert not world.pool.unacked
+    assert not world.pool.book.unacked
 
 
 def test_a_queued_ticket_that_finishes_is_simply_gone():
@@ -544,8 +545,8 @@ def test_a_silent_gateway_s_tickets_are_let_go():
         world.renew("gw2")
         assert len(world.pool.tickets) == left
     assert world.account() == (0, 0)
-    assert world.pool.owned == {}
-    assert [gateway for _, gateway in world.pool.gateways] == ["gw2"]
+    assert world.pool.book.owned == {}
+    assert [gateway for _, gateway in world.pool.attendance.gateways] == ["gw2"]
 
 
 def test_a_gateway_that_was_given_up_is_asked_to_announce_and_does():
@@ -632,7 +633,7 @@ def test_an_announcement_of_what_is_known_changes_only_the_name():
     counter = world.pool.queue.counter("ten")
     held = ((an_arm("t3"), None), (an_arm("t1"), placed), (an_arm("t2"), None))
     world.renew("gw1~2", held=held, announces=True)
-    assert world.pool.owned == {"gw1~2": {"t1", "t2", "t3"}}
+    assert world.pool.book.owned == {"gw1~2": {"t1", "t2", "t3"}}
     assert world.pool.queue.counter("ten") == counter
     assert world.account() == (1, 1)
     world.finish("t1")

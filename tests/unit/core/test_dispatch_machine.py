@@ -224,11 +224,11 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def every_ticket_is_in_one_place(self) -> None:
         queued = {t for line in self.pool.queue.tickets.values() for t in line}
-        told = {t for names in self.pool.granted.values() for t in names}
+        told = {t for names in self.pool.book.granted.values() for t in names}
         for name, ticket in self.pool.tickets.items():
             assert (name in queued) == (ticket.state == "queued")
             assert (name in told) == (ticket.state in {"granted", "dropped"})
-            assert (name in self.pool.unacked) == (ticket.state == "granted")
+            assert (name in self.pool.book.unacked) == (ticket.state == "granted")
         assert len(queued) == len(self.pool.queue)
 
     def teardown(self) -> None:
@@ -237,9 +237,9 @@ class PoolMachine(RuleBasedStateMachine):
         for replica in self.pool.replicas.values():
             account = (replica.open, replica.open_blocks, replica.unreported_blocks)
             assert account == (0, 0, 0)
-        for left in (self.pool.tickets, self.pool.owned, self.pool.granted):
+        for left in (self.pool.tickets, self.pool.book.owned, self.pool.book.granted):
             assert not left
-        assert len(self.pool.queue) == len(self.pool.unacked) == 0
+        assert len(self.pool.queue) == len(self.pool.book.unacked) == 0
 
 
 TestPool = PoolMachine.TestCase

@@ -12,11 +12,9 @@ from core.placement import (
     Replica,
     announce,
     candidates,
-    choose,
     fits,
     free_blocks,
     hold,
-    protect,
     release,
     report,
     score,
@@ -157,50 +155,6 @@ def test_an_excluded_replica_comes_back_when_there_is_no_other():
     assert candidates(pool, 10, ("r1", "r2"), NOW_MS, RULES) == [one, two]
     two.paused_until_ms = NOW_MS + 1
     assert candidates(pool, 10, ("r1",), NOW_MS, RULES) == []
-
-
-def test_the_replica_that_has_seen_the_prefix_is_chosen_until_it_is_much_busier():
-    warm, cold = a_replica("r1", 1, sequences=10), a_replica("r2", 2, sequences=10)
-
-    def chosen() -> str:
-        best = choose(
-            [cold, warm], blocks=1, matched={1: 4}, hash_count=4, protected=0, rules=RULES
-        )
-        return best.replica
-
-    assert chosen() == "r1"
-    for i in range(9):
-        hold(warm, f"t{i}", i, 10)
-    assert chosen() == "r2"
-
-
-def test_a_burst_on_equal_replicas_is_spread_evenly():
-    pool = [a_replica(f"r{i}", i + 1, sequences=100, kv_blocks=1_000) for i in range(4)]
-    for i in range(100):
-        best = choose(pool, blocks=1, matched={}, hash_count=0, protected=0, rules=RULES)
-        hold(best, f"t{i}", i, 1)
-    assert [replica.open for replica in pool] == [25, 25, 25, 25]
-
-
-def test_ties_go_to_the_first_name_and_protected_ones_to_nobody():
-    pool = [a_replica("r2", 2), a_replica("r1", 1), a_replica("r3", 3)]
-
-    def chosen(protected: int) -> str:
-        best = choose(pool, blocks=1, matched={}, hash_count=0, protected=protected, rules=RULES)
-        return best.replica
-
-    assert chosen(0) == "r1"
-    assert chosen(1) == "r2"
-    assert choose([], blocks=1, matched={}, hash_count=0, protected=0, rules=RULES) is None
-
-
-def test_the_freest_replica_is_protected():
-    one, two = a_replica("r1"), a_replica("r2", 2)
-    hold(one, "t1", 1, 10)
-    assert protect([one, two]) == 2
-    hold(two, "t2", 1, 10)
-    assert protect([one, two]) == 1
-    assert protect([]) == 0
 
 
 @given(
