@@ -45,3 +45,8 @@ def pool_keys(pool: str) -> tuple[bytes, ...]:
 def wake_channel(gateway: str) -> bytes:
     """Where a gateway incarnation hears that a pool has a grant for it."""
     return f"wake:{gateway}".encode()
+
+
+def binding_keys(conversation: str) -> tuple[bytes, ...]:
+    """Where a conversation's target is kept."""
+    return (f"{{c:{conversation}}}:target".encode(),)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from core.bindings import BindingRules
 from core.deaths import DeathRules
 from core.dispatch import PoolRules
 from core.limits import DEBT_MAX, LIMIT_MAX, UNITS, LimitRules
@@ -93,6 +94,13 @@ def dispatch_functions(pool_rules: PoolRules, limit_rules: LimitRules) -> Dispat
 def version_function() -> Function:
     """`raise_versions`: it knows no rules, for who does nothing but push versions."""
     return _functions("versions", ("raise_versions",), (), {})["raise_versions"]
+
+
+@cache
+def bind_function(rules: BindingRules) -> Function:
+    """`bind`, under these rules."""
+    tables = {"BINDINGS": msgspec.to_builtins(rules)}
+    return _functions("bindings", ("bind",), (), tables)["bind"]
 
 
 class FailureFunctions(msgspec.Struct, frozen=True, kw_only=True):
