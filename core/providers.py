@@ -11,6 +11,7 @@ import msgspec
 from core.secrets import Sealed
 
 ProviderDialect = Literal["openai", "anthropic"]
+Told = Literal["told", "drained", "estimated"]
 
 COUNT_MAX = 1_000_000
 MS_MAX = 3_600_000
@@ -62,7 +63,7 @@ def key_context(name: str, dialect: ProviderDialect, base_url: str) -> bytes:
     return msgspec.json.encode(["provider", name, dialect, base_url])
 
 
-def provider_replica(name: str, told: Literal["told", "drained", "estimated"]) -> str:
+def provider_replica(name: str, told: Told) -> str:
     """What stands for a replica in a settled row: who did it, and who says how much it was.
 
     `told` by the provider with its answer, `drained` from it after the answer was cut, or

@@ -50,6 +50,18 @@ class Metrics:
             ["kind"],
             registry=self.registry,
         )
+        self.provider_faults = Counter(
+            "headworks_gateway_provider_faults",
+            "Requests that an outside provider failed or refused, by what it was.",
+            ["provider", "kind"],
+            registry=self.registry,
+        )
+        self.provider_key_dead = Gauge(
+            "headworks_gateway_provider_key_dead",
+            "1 while a provider does not take our key.",
+            ["provider"],
+            registry=self.registry,
+        )
         self.retries_refused = Counter(
             "headworks_gateway_retries_refused",
             "Deaths told to the client because the fleet's retry budget was used up.",

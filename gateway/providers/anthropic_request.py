@@ -1,0 +1,199 @@
+"""A conversation as a body for an upstream's `/v1/messages`.
+
+The interface has one system prompt, at the beginning; a system turn later on would have to be
+moved or reworded, so it is refused. So is a conversation that the assistant has begun or would
+have to go on with. Marks of what is worth caching go where the caller had them.
+"""
+
+from collections import defaultdict
+from typing import Any
+
+from core.providers import ProviderSettings
+from gateway.conversation import CacheBreak, Conversation, Turn
+from gateway.fields import bad
+from gateway.providers.asked import (
+    EXTENSIONS,
+    is_forced,
+    message_at,
+    only_chats,
+    refuse_asked,
+    schema_of,
+    unsupported,
+)
+from gateway.providers.call_ids import CallIds
+from gateway.toolbox import Tool, Toolbox
+
+TEMPERATURE_MAX = 1.0
+_NOT_HERE = (
+    "n", "logprobs", "seed", "frequency_penalty", "presence_penalty", "logit_bias",
+    "prompt_logprobs", *(name for name in EXTENSIONS if name != "top_k"),
+)  # fmt: skip
+
+Block = dict[str, Any]
+
+
+def message_body(
+    conversation: Conversation, *, model: str, max_tokens: int, settings: ProviderSettings
+) -> dict[str, Any]:
+    """Raises RefusedError for what such a server cannot be asked."""
+    only_chats(conversation)
+    refuse_asked(conversation, _NOT_HERE)
+    if conversation.temperature is not None and conversation.temperature > TEMPERATURE_MAX:
+        raise unsupported(conversation, "temperature", "this model takes at most 1")
+    system, messages = _Messages(conversation).write()
+    body: dict[str, Any] = {"model": model, "max_tokens": max_tokens, "messages": messages}
+    if system:
+        body["system"] = system
+    if settings.stream:
+        body["stream"] = True
+    return body | _drawing(conversation) | _tools(conversation) | _structure(conversation)
+
+
+class _Messages:
+    """Turns into messages: neighbours on the user's side are one, results first."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        self._conversation = conversation
+        self._ids = CallIds("toolu")
+        self._marks: defaultdict[int, list[CacheBreak]] = defaultdict(list)
+        for mark in conversation.cache_breaks:
+            self._marks[mark.turns].append(mark)
+
+    def write(self) -> tuple[list[Block], list[dict[str, Any]]]:
+        """The system prompt's blocks, and the messages."""
+        system: list[Block] = []
+        messages: list[dict[str, Any]] = []
+        for index, turn in enumerate(self._conversation.turns):
+            blocks = self._blocks(index, turn)
+            if turn.role == "system":
+                if messages:
+                    why = "this model takes a system message only before all others"
+                    raise self._misplaced(index, why)
+                system += blocks
+                continue
+            role = "assistant" if turn.role == "assistant" else "user"
+            if not messages and role == "assistant":
+                raise self._misplaced(index, "this model wants the user to speak first")
+            if messages and messages[-1]["role"] == role:
+                messages[-1]["content"] += blocks
+            else:
+                messages.append({"role": role, "content": blocks})
+        if not messages or messages[-1]["role"] == "assistant":
+            raise self._misplaced(
+                len(self._conversation.turns) - 1, "this model wants the user to speak last"
+            )
+        return system, messages
+
+    def _misplaced(self, index: int, why: str) -> Exception:
+        path = message_at(self._conversation, index)
+        return unsupported(self._conversation, path, why)
+
+    def _blocks(self, index: int, turn: Turn) -> list[Block]:
+        marks = self._marks[index + 1]
+        if turn.role == "tool":
+            block: Block = {"type": "tool_result", "tool_use_id": self._ids.answered(turn)}
+            if turn.content:
+                block["content"] = turn.content
+            return [_marked(block, marks[-1]) if marks else block]
+        if turn.content and not turn.content.strip():
+            path = message_at(self._conversation, index)
+            raise bad(f"{path}.content", "must hold more than white space")
+        blocks = _texts(turn.content, [mark for mark in marks if not mark.calls])
+        for number, call in enumerate(turn.calls, 1):
+            block = {
+                "type": "tool_use",
+                "id": self._ids.called(call),
+                "name": call.name,
+                "input": call.arguments,
+            }
+            last = [mark for mark in marks if mark.calls == number]
+            blocks.append(_marked(block, last[-1]) if last else block)
+        return blocks
+
+
+def _texts(content: str, marks: list[CacheBreak]) -> list[Block]:
+    """The text, in blocks that end where it is marked."""
+    blocks: list[Block] = []
+    start = 0
+    for mark in marks:
+        # Blocks of one turn were joined by line ends when they were read.
+        text = content[start : mark.chars].removeprefix("\n" if start else "")
+        if text.strip():
+            blocks.append(_marked({"type": "text", "text": text}, mark))
+            start = mark.chars
+    rest = content[start:].removeprefix("\n" if start else "")
+    if rest.strip():
+        blocks.append({"type": "text", "text": rest})
+    return blocks
+
+
+def _marked(block: Block, mark: CacheBreak) -> Block:
+    control = {"type": "ephemeral"} | ({"ttl": "1h"} if mark.ttl == "1h" else {})
+    return {**block, "cache_control": control}
+
+
+def _drawing(conversation: Conversation) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "temperature": conversation.temperature,
+        "top_p": conversation.top_p,
+        "top_k": conversation.top_k or None,
+        "stop_sequences": list(conversation.stop) or None,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _tools(conversation: Conversation) -> dict[str, Any]:
+    toolbox = conversation.toolbox
+    if toolbox is None:
+        return {}
+    return {"tools": _offered(toolbox, conversation), "tool_choice": _choice(toolbox)}
+
+
+def _offered(toolbox: Toolbox, conversation: Conversation) -> list[dict[str, Any]]:
+    marks = {
+        toolbox.tools[mark.tools - 1].name: mark
+        for mark in conversation.cache_breaks
+        if not mark.turns
+    }
+    # Past calls need their tools told of, even where none may be called now.
+    offered = toolbox.tools if toolbox.mode == "none" else toolbox.callable
+    return [
+        _marked(_tool(tool), marks[tool.name]) if tool.name in marks else _tool(tool)
+        for tool in offered
+    ]
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "name": tool.name,
+        "input_schema": {"type": "object", **tool.parameters},
+    }
+    if tool.description:
+        told["description"] = tool.description
+    if tool.strict:
+        told["strict"] = True
+    return told
+
+
+def _choice(toolbox: Toolbox) -> dict[str, Any]:
+    choice: dict[str, Any]
+    match toolbox.mode:
+        case "none":
+            return {"type": "none"}
+        case "required" if len(toolbox.callable) == 1:
+            choice = {"type": "tool", "name": toolbox.callable[0].name}
+        case "required":
+            choice = {"type": "any"}
+        case _:
+            choice = {"type": "auto"}
+    return choice if toolbox.parallel else {**choice, "disable_parallel_tool_use": True}
+
+
+def _structure(conversation: Conversation) -> dict[str, Any]:
+    grammar = conversation.grammar
+    if grammar is None or is_forced(conversation):
+        return {}
+    if grammar.kind != "json_schema":
+        raise unsupported(conversation, conversation.grammar_param)
+    format_ = {"type": "json_schema", "schema": schema_of(conversation)}
+    return {"output_config": {"format": format_}}
