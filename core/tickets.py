@@ -10,20 +10,34 @@ The ticket's name is the request id. The rules are in `core.limits` and `core.di
 same rules run atomically as Lua in `store/lua`.
 """
 
+from collections.abc import Iterable
+from typing import NamedTuple
+
 import msgspec
 
 from core.protocol import Load, ServiceClass
 
 PREFIX_HASHES_MAX = 64
+TENANT_SCOPE = "tenant"  # that everything of a tenant's counts in
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A tenant's limits; 0 is unlimited. Per-minute ones are buckets that refill steadily."""
+    """One scope's limits; 0 is unlimited. Per-minute ones are buckets that refill steadily."""
 
     requests_per_min: int = 0
     input_tokens_per_min: int = 0
     output_tokens_per_min: int = 0
     concurrency: int = 0
+
+
+class Scope(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a tenant's traffic with limits of its own: `key:<id>`, `model:<name>`, or both.
+
+    The name says which to dispatcher and gateway alike; `core.scopes` makes it and reads it.
+    """
+
+    name: str
+    limits: Limits
 
 
 class Remaining(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,11 +49,27 @@ class Remaining(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Headroom(msgspec.Struct, frozen=True, kw_only=True):
-    """What is left after this call."""
+    """What is left of a scope's buckets, or the least that is left of several."""
 
     requests: Remaining = Remaining()
     input_tokens: Remaining = Remaining()
     output_tokens: Remaining = Remaining()
+
+
+def tightest_rooms(rooms: tuple[Headroom, ...]) -> Headroom:
+    """Of each bucket the one, among all scopes', that will refuse first."""
+    if len(rooms) == 1:
+        return rooms[0]
+    return Headroom(
+        requests=_least(room.requests for room in rooms),
+        input_tokens=_least(room.input_tokens for room in rooms),
+        output_tokens=_least(room.output_tokens for room in rooms),
+    )
+
+
+def _least(buckets: Iterable[Remaining]) -> Remaining:
+    limited = [bucket for bucket in buckets if bucket.limit]
+    return min(limited, key=lambda b: (b.remaining, -b.reset_ms, b.limit), default=Remaining())
 
 
 class CacheVersions(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +81,11 @@ class CacheVersions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Admit(msgspec.Struct, frozen=True, kw_only=True):
-    """Ask to charge the tenant. `input_tokens` is net of the tenant's expected prefix match."""
+    """Ask to charge the tenant, and every further scope that the request counts in.
+
+    `input_tokens` is net of the tenant's expected prefix match. `output_tokens` is the most
+    it may produce; a bounded part of it is held at first, and 0 holds nothing.
+    """
 
     ticket: str
     gateway: str
@@ -59,23 +93,48 @@ class Admit(msgspec.Struct, frozen=True, kw_only=True):
     key: str
     model: str
     versions: CacheVersions
-    limits: Limits
+    limits: Limits  # the tenant's
+    scopes: tuple[Scope, ...] = ()  # further ones, in the order in which they are told
     input_tokens: int
+    output_tokens: int = 0
+
+    @property
+    def all_scopes(self) -> tuple[Scope, ...]:
+        """The tenant's own, and the further ones."""
+        return (Scope(name=TENANT_SCOPE, limits=self.limits), *self.scopes)
 
 
 class Admitted(msgspec.Struct, frozen=True, kw_only=True):
-    """Charged and held. Admitting the same ticket again charges nothing more."""
+    """Charged and held. Admitting the same ticket again charges nothing more.
+
+    `rooms` is what is left in each of `Admit.all_scopes`; `headroom` the least of it.
+    """
 
     headroom: Headroom
+    rooms: tuple[Headroom, ...] = ()
     degraded: bool = False
 
 
 class LimitRefused(msgspec.Struct, frozen=True, kw_only=True):
-    """Nothing was charged. `reason` names the limit: the first in `Limits` order."""
+    """Nothing was charged in any scope.
+
+    Named is the first scope in order that stands in the way, and its first limit that does, in
+    `Limits` order; the wait is until none would.
+    """
 
     reason: str  # requests | input_tokens | output_tokens | concurrency
+    scope: str = TENANT_SCOPE
     retry_after_ms: int
     headroom: Headroom
+    rooms: tuple[Headroom, ...] = ()
+
+
+class Output(NamedTuple):
+    """All a ticket has produced so far, and the further scopes to hold it in if it is not held."""
+
+    ticket: str
+    total: int
+    scopes: tuple[str, ...] = ()
 
 
 class Stale(msgspec.Struct, frozen=True, kw_only=True):

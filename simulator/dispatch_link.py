@@ -18,6 +18,7 @@ from core.tickets import (
     Dropped,
     Grant,
     LimitRefused,
+    Output,
     Placed,
     Queued,
     Renew,
@@ -288,7 +289,7 @@ class DispatchLink:
         self._produced.clear()
         outputs: Outputs = {}
         for flight in (self._flights[name] for name in names):
-            total = (flight.ticket, flight.output_tokens)
+            total = Output(flight.ticket, flight.output_tokens)
             outputs[flight.tenant] = (*outputs.get(flight.tenant, ()), total)
         if outputs:
             await self._contact.ask("charge", lambda: _charge(outputs))

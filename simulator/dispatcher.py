@@ -19,7 +19,7 @@ from core.tickets import (
     Dropped,
     Grant,
     LimitRefused,
-    Limits,
+    Output,
     Placed,
     Queued,
     Renew,
@@ -31,7 +31,7 @@ from simulator.tasks import Process
 PoolType = type[Pool]
 Memory = tuple[Pool, dict[str, Buckets]]
 
-Outputs = dict[str, tuple[tuple[str, int], ...]]  # by tenant: ticket, tokens so far
+Outputs = dict[str, tuple[Output, ...]]  # by tenant
 
 
 class PoolReply(msgspec.Struct, frozen=True):
@@ -121,7 +121,7 @@ class Dispatcher:
         for tenant, totals in outputs.items():
             charge(self._buckets(tenant), totals, self.now_ms, self.limit_rules)
             if self.watch is not None:
-                self.watch.touched(tenant, (ticket for ticket, _ in totals))
+                self.watch.touched(tenant, (output.ticket for output in totals))
         return True
 
     def arm(self, arm: Arm) -> ArmReply:
@@ -145,12 +145,13 @@ class Dispatcher:
             input_tokens=input_tokens,
             output_total=output_total,
             now_ms=self.now_ms,
+            rules=self.limit_rules,
         )
         return True
 
     def cancel_tenant(self, tenant: str, ticket: str) -> bool:
         """See `core.limits.cancel`."""
-        cancel(self._buckets(tenant), ticket, self.now_ms)
+        cancel(self._buckets(tenant), ticket, self.now_ms, self.limit_rules)
         return True
 
     def finish_pool(
@@ -196,7 +197,7 @@ class Dispatcher:
         return PoolReply(self.pool.epoch, self.pool.grants_for(gateway))
 
     def _buckets(self, tenant: str) -> Buckets:
-        return self.buckets.setdefault(tenant, Buckets(limits=Limits()))
+        return self.buckets.setdefault(tenant, Buckets())
 
 
 class Valkey(Process):

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple, TypeVar
 
-from core.tickets import Headroom, Limits
+from core.tickets import Headroom, Scope
 from store.dispatch_backend import Backend
 from store.dispatch_rules import DispatchRules, now_ms
 from store.keys import wake_channel
@@ -44,7 +44,7 @@ class Decider:
         functions = dispatch_functions(rules.pool, rules.limits)
         self._client = RedisClient(
             redis_url,
-            libraries=[functions.library],
+            libraries=functions.libraries,
             timeout_ms=rules.call_timeout_ms,
             in_flight_max=rules.in_flight_max,
             channels=lambda: (wake_channel(self.name),),
@@ -55,7 +55,7 @@ class Decider:
         self._local: LocalDispatch | None = None
         self._return: asyncio.Task[None] | None = None
         self._closing = False
-        self._headrooms: OrderedDict[str, _Remembered] = OrderedDict()
+        self._rooms: OrderedDict[tuple[str, str], _Remembered] = OrderedDict()
         self.life = 1
 
     @property
@@ -112,12 +112,15 @@ class Decider:
         """Make older versions STALE everywhere. Raises RedisAwayError: polls tell it too."""
         await push_versions(self._client, tenants=tenants, keys=keys, routes=routes)
 
-    def remember(self, tenant: str, limits: Limits, headroom: Headroom) -> None:
+    def remember(self, tenant: str, scopes: tuple[Scope, ...], rooms: tuple[Headroom, ...]) -> None:
         """What a time alone begins from."""
-        self._headrooms[tenant] = _Remembered(limits, headroom, now_ms())
-        self._headrooms.move_to_end(tenant)
-        if len(self._headrooms) > self._rules.tenants_remembered_max:
-            self._headrooms.popitem(last=False)
+        at_ms = now_ms()
+        for scope, room in zip(scopes, rooms, strict=True):
+            name = (tenant, scope.name)
+            self._rooms[name] = _Remembered(scope, room, at_ms)
+            self._rooms.move_to_end(name)
+        while len(self._rooms) > self._rules.scopes_remembered_max:
+            self._rooms.popitem(last=False)
 
     def lost(self) -> None:
         """Valkey failed a call: decide here from now on."""
@@ -126,8 +129,8 @@ class Decider:
         _log.warning("valkey is away: admitting and placing alone")
         self.life += 1
         self._local = LocalDispatch(self._rules.pool, self._rules.limits, now_ms)
-        for tenant, known in self._headrooms.items():
-            self._local.remember(tenant, known.limits, known.headroom, known.at_ms)
+        for (tenant, _), known in self._rooms.items():
+            self._local.remember(tenant, known.scope, known.room, known.at_ms)
         self._client.drop("it failed a call")
         self._on_change()
         self._return = asyncio.create_task(self._come_back())
@@ -144,8 +147,8 @@ class Decider:
 
 
 class _Remembered(NamedTuple):
-    """A tenant's limits as last answered."""
+    """A scope of a tenant's, as last answered."""
 
-    limits: Limits
-    headroom: Headroom
+    scope: Scope
+    room: Headroom
     at_ms: int

@@ -67,10 +67,11 @@ class Dispatch:
             self._telling.release(self._telling.cancel(a.ticket, a.tenant, None))
             raise
         if isinstance(answer, Admitted):
-            flight = self._flights.setdefault(a.ticket, Flight(a.ticket, a.tenant))
+            names = tuple(scope.name for scope in a.scopes)
+            flight = self._flights.setdefault(a.ticket, Flight(a.ticket, a.tenant, names))
             flight.admitted = True
         if not isinstance(answer, Stale):
-            self._decider.remember(a.tenant, a.limits, answer.headroom)
+            self._decider.remember(a.tenant, a.all_scopes, answer.rooms)
         return answer
 
     async def place(self, arm: Arm) -> Placed | Dropped:

@@ -16,6 +16,7 @@ from core.tickets import (
     Dropped,
     Grant,
     LimitRefused,
+    Output,
     Placed,
     Queued,
     Renew,
@@ -42,9 +43,9 @@ class Backend(Protocol):
     """Raises RedisAwayError from any call, or from its await, when it cannot be reached."""
 
     def admit(self, asked: Admit) -> Awaitable[Admitted | LimitRefused | Stale]:
-        """Charge the tenant's limits and hold the ticket."""
+        """Charge every scope of the tenant's that it counts in, and hold the ticket."""
 
-    def charge(self, tenant: str, outputs: tuple[tuple[str, int], ...]) -> Awaitable[None]:
+    def charge(self, tenant: str, outputs: tuple[Output, ...]) -> Awaitable[None]:
         """Charge output by absolute totals, and keep these tickets held."""
 
     def finish_tenant(

@@ -18,7 +18,7 @@ class DispatchRules(msgspec.Struct, frozen=True, kw_only=True):
     in_flight_max: int = 16_384  # calls unanswered
     batch_max: int = 256  # tickets told of in one call
     strays_max: int = 64  # cancels under way of tickets nobody here knows
-    tenants_remembered_max: int = 10_000  # whose headroom is kept for when Valkey is away
+    scopes_remembered_max: int = 40_000  # whose rooms are kept for when Valkey is away
     close_ms: int = 2_000
     alone_ms: int = 250  # at least, once Valkey failed: one that comes and goes is no help
     pool: PoolRules = PoolRules()

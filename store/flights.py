@@ -14,11 +14,15 @@ from core.tickets import Arm, Dropped, Placed, Renew, ReplicaView
 
 
 class Flight:
-    """One ticket. `arm` is set while it is in a pool, `waiter` while somebody waits for it."""
+    """One ticket. `arm` is set while it is in a pool, `waiter` while somebody waits for it.
 
-    def __init__(self, ticket: str, tenant: str) -> None:
+    `scopes` are those, besides the tenant's, in which it counts.
+    """
+
+    def __init__(self, ticket: str, tenant: str, scopes: tuple[str, ...] = ()) -> None:
         self.ticket = ticket
         self.tenant = tenant
+        self.scopes = scopes
         self.admitted = False
         self.arm: Arm | None = None
         self.placed: Placed | None = None

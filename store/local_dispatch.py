@@ -11,8 +11,18 @@ from typing import Generic, TypeVar
 import msgspec
 
 from core.dispatch import Pool, PoolRules
-from core.limits import UNITS, Buckets, LimitRules, admit, cancel, charge, finish
-from core.tickets import Admit, Admitted, Arm, Headroom, LimitRefused, Limits, Renew, Renewed
+from core.limits import Buckets, LimitRules, admit, cancel, charge, finish, restore
+from core.tickets import (
+    Admit,
+    Admitted,
+    Arm,
+    Headroom,
+    LimitRefused,
+    Output,
+    Renew,
+    Renewed,
+    Scope,
+)
 from store.dispatch_backend import ArmReply, PoolReply
 
 T = TypeVar("T")
@@ -43,15 +53,9 @@ class LocalDispatch:
         self._tenants: dict[str, Buckets] = {}
         self._pools: dict[str, Pool] = {}
 
-    def remember(self, tenant: str, limits: Limits, headroom: Headroom, at_ms: int) -> None:
-        """Start a tenant's buckets from where Valkey last had them."""
-        self._tenants[tenant] = Buckets(
-            now_ms=at_ms,
-            limits=limits,
-            requests=_level(limits.requests_per_min, headroom.requests.remaining),
-            input_tokens=_level(limits.input_tokens_per_min, headroom.input_tokens.remaining),
-            output_tokens=_level(limits.output_tokens_per_min, headroom.output_tokens.remaining),
-        )
+    def remember(self, tenant: str, scope: Scope, room: Headroom, at_ms: int) -> None:
+        """Start a scope's buckets from where Valkey last had them; the oldest come first."""
+        restore(self._tenant(tenant), scope, room, at_ms, self._limit_rules)
 
     def admit(self, asked: Admit) -> Ready[Admitted | LimitRefused]:
         """Versions are not compared: pushes do not get here either."""
@@ -60,7 +64,7 @@ class LocalDispatch:
             answer = msgspec.structs.replace(answer, degraded=True)
         return Ready(answer)
 
-    def charge(self, tenant: str, outputs: tuple[tuple[str, int], ...]) -> Ready[None]:
+    def charge(self, tenant: str, outputs: tuple[Output, ...]) -> Ready[None]:
         """See `Backend`."""
         charge(self._tenant(tenant), outputs, self._now_ms(), self._limit_rules)
         return Ready(None)
@@ -75,12 +79,13 @@ class LocalDispatch:
             input_tokens=input_tokens,
             output_total=output_total,
             now_ms=self._now_ms(),
+            rules=self._limit_rules,
         )
         return Ready(None)
 
     def cancel_tenant(self, tenant: str, ticket: str) -> Ready[None]:
         """See `Backend`."""
-        cancel(self._tenant(tenant), ticket, self._now_ms())
+        cancel(self._tenant(tenant), ticket, self._now_ms(), self._limit_rules)
         return Ready(None)
 
     def arm(self, arm: Arm) -> Ready[ArmReply]:
@@ -130,7 +135,3 @@ class LocalDispatch:
 
     def _reply(self, pool: Pool, gateway: str) -> PoolReply:
         return PoolReply(pool.epoch, pool.grants_for(gateway))
-
-
-def _level(limit: int, remaining: int) -> int | None:
-    return remaining * UNITS if limit else None

@@ -17,12 +17,15 @@ from core.tickets import (
     Grant,
     Headroom,
     LimitRefused,
+    Output,
     Placed,
     Queued,
     Remaining,
     Renew,
     Renewed,
+    Scope,
     Stale,
+    tightest_rooms,
 )
 from store.dispatch_backend import ArmReply, PoolReply
 from store.keys import ROUTE_VERSIONS, pool_keys, tenant_keys
@@ -49,7 +52,8 @@ class RemoteDispatch:
     def admit(self, asked: Admit) -> Awaitable[Admitted | LimitRefused | Stale]:
         """Asks for the route's version beside the function: it lives in another slot."""
         route = self._client.call(b"HGET", ROUTE_VERSIONS, asked.model)
-        limits, versions = asked.limits, asked.versions
+        versions = asked.versions
+        scopes = [part for scope in asked.all_scopes for part in _scope_parts(scope)]
         answer = self._client.run(
             self._functions.admit,
             self._tenant(asked.tenant),
@@ -58,18 +62,18 @@ class RemoteDispatch:
             asked.key,
             versions.key,
             versions.tenant,
-            limits.requests_per_min,
-            limits.input_tokens_per_min,
-            limits.output_tokens_per_min,
-            limits.concurrency,
             asked.input_tokens,
+            asked.output_tokens,
+            *scopes,
         )
         return self._judge(asked, route, answer)
 
-    def charge(self, tenant: str, outputs: tuple[tuple[str, int], ...]) -> Awaitable[None]:
+    def charge(self, tenant: str, outputs: tuple[Output, ...]) -> Awaitable[None]:
         """See `Backend`."""
-        pairs = [part for output in outputs for part in output]
-        return self._run_tenant(self._functions.charge, tenant, *pairs)
+        parts: list[str | int | bytes] = []
+        for ticket, total, scopes in outputs:
+            parts += (ticket, total, _encode(scopes))
+        return self._run_tenant(self._functions.charge, tenant, *parts)
 
     def finish_tenant(
         self, tenant: str, ticket: str, *, input_tokens: int, output_total: int
@@ -139,7 +143,9 @@ class RemoteDispatch:
             await self.cancel_tenant(asked.tenant, asked.ticket)
         return Stale(route=True)
 
-    def _run_tenant(self, function: Function, tenant: str, *args: str | int) -> Awaitable[None]:
+    def _run_tenant(
+        self, function: Function, tenant: str, *args: str | int | bytes
+    ) -> Awaitable[None]:
         # The versions are `admit`'s alone.
         keys = self._tenant(tenant)[:-1]
         return _Answer(self._client.run(function, keys, "", *args), _nothing)
@@ -183,15 +189,33 @@ def _read_admit(reply: Any) -> Admitted | LimitRefused | Stale:
     status, *told = _decode(reply)
     if status == "stale":
         return Stale(key=told[0], tenant=told[1])
-    reason, retry_after_ms, *numbers = told
-    headroom = Headroom(
+    scope, reason, retry_after_ms, *numbers = told
+    rooms = tuple(_room(numbers[i : i + 9]) for i in range(0, len(numbers), 9))
+    headroom = tightest_rooms(rooms)
+    if status == "admitted":
+        return Admitted(headroom=headroom, rooms=rooms)
+    return LimitRefused(
+        reason=reason, scope=scope, retry_after_ms=retry_after_ms, headroom=headroom, rooms=rooms
+    )
+
+
+def _scope_parts(scope: Scope) -> tuple[str | int, ...]:
+    limits = scope.limits
+    return (
+        scope.name,
+        limits.requests_per_min,
+        limits.input_tokens_per_min,
+        limits.output_tokens_per_min,
+        limits.concurrency,
+    )
+
+
+def _room(numbers: list[int]) -> Headroom:
+    return Headroom(
         requests=_remaining(numbers[0:3]),
         input_tokens=_remaining(numbers[3:6]),
         output_tokens=_remaining(numbers[6:9]),
     )
-    if status == "admitted":
-        return Admitted(headroom=headroom)
-    return LimitRefused(reason=reason, retry_after_ms=retry_after_ms, headroom=headroom)
 
 
 def _remaining(numbers: list[int]) -> Remaining:
@@ -215,6 +239,7 @@ def _read_renewed(reply: Any) -> Renewed:
         grants=_read_grants(grants),
         reannounce=reannounce,
         confirmed=_read_grants(confirmed),
+        congestion_ms=congestion_ms,
     )
 
 
@@ -239,7 +264,6 @@ def _read_outcome(outcome: Any) -> Placed | Queued | Dropped:
                 prefix_matched=matched,
             )
         case ["queued", position, expected_wait_ms]:
-        congestion_ms=congestion_ms,
             return Queued(position=position, expected_wait_ms=expected_wait_ms)
         case ["dropped", reason, expected_wait_ms]:
             return Dropped(reason=reason, expected_wait_ms=expected_wait_ms)

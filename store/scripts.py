@@ -20,13 +20,12 @@ from core.limits import DEBT_MAX, LIMIT_MAX, UNITS, LimitRules
 from core.retries import RetryRules
 
 LUA = Path(__file__).parent / "lua"
-TENANT_SWEEP_MAX = 64  # forgotten tickets cleared away by one call; they no longer count before
 DIGEST_LENGTH = 12
 
-# What the functions share, in the order in which they build on each other.
-LIBRARIES = (
+# What functions share, in the order in which it builds on each other.
+LIMITS = ("clock", "buckets")
+POOLS = (
     "clock",
-    "buckets",
     "pool_state",
     "prefix_index",
     "placement",
@@ -51,7 +50,7 @@ class Function(msgspec.Struct, frozen=True):
 
 
 class DispatchFunctions(msgspec.Struct, frozen=True, kw_only=True):
-    """Those of dispatch, under one set of rules."""
+    """Those of tenants' limits and those of pools, each under one set of rules."""
 
     admit: Function
     charge: Function
@@ -63,9 +62,9 @@ class DispatchFunctions(msgspec.Struct, frozen=True, kw_only=True):
     cancel_pool: Function
 
     @property
-    def library(self) -> Library:
-        """The one that holds them all."""
-        return self.admit.library
+    def libraries(self) -> tuple[Library, Library]:
+        """The two that hold them all."""
+        return self.admit.library, self.arm.library
 
 
 def dispatch_functions(pool_rules: PoolRules, limit_rules: LimitRules) -> DispatchFunctions:
@@ -74,20 +73,14 @@ def dispatch_functions(pool_rules: PoolRules, limit_rules: LimitRules) -> Dispat
         "units": UNITS,
         "limit_max": LIMIT_MAX,
         "debt_max": DEBT_MAX,
-        "sweep_max": TENANT_SWEEP_MAX,
     }
-    names = (
-        "admit",
-        "charge",
-        "finish_tenant",
-        "cancel_tenant",
-        "arm",
-        "renew",
-        "finish_pool",
-        "cancel_pool",
+    pools = msgspec.to_builtins(pool_rules)
+    of_tenants = ("admit", "charge", "finish_tenant", "cancel_tenant")
+    of_pools = ("arm", "renew", "finish_pool", "cancel_pool")
+    return DispatchFunctions(
+        **_functions("limits", of_tenants, LIMITS, {"LIMITS": limits}),
+        **_functions("dispatch", of_pools, POOLS, {"RULES": pools}),
     )
-    tables = {"LIMITS": limits, "RULES": msgspec.to_builtins(pool_rules)}
-    return DispatchFunctions(**_functions("dispatch", names, LIBRARIES, tables))
 
 
 @cache

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from typing import NamedTuple, TypeVar
 
-from core.tickets import Grant, Placed, Renewed
+from core.tickets import Grant, Output, Placed, Renewed
 from store.decider import Decider
 from store.dispatch_backend import Backend, PoolReply
 from store.dispatch_rules import DispatchRules, now_ms
@@ -137,10 +137,11 @@ class Telling:
             await self._hear_out(charges, renewals)
 
     def _send_charges(self, names: Iterable[str]) -> list[Awaitable[None]]:
-        tenants: dict[str, list[tuple[str, int]]] = {}
+        tenants: dict[str, list[Output]] = {}
         for flight in (self.flights[name] for name in names):
             if flight.admitted:
-                tenants.setdefault(flight.tenant, []).append((flight.ticket, flight.output_tokens))
+                output = Output(flight.ticket, flight.output_tokens, flight.scopes)
+                tenants.setdefault(flight.tenant, []).append(output)
         self.produced.clear()
         return [
             self.decider.backend.charge(tenant, tuple(batch))

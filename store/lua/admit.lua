@@ -61,7 +61,7 @@ local function refusal(names, input_tokens)
 end
 
 local function charged(names, input_tokens, output_tokens)
-  local held = hold_in(names, true)
+  local held = hold(names, true)
   for j, name in ipairs(names) do
     local scope, place = opened[name], 4 * (j - 1) + 1
     local output = scope.levels[OUTPUT]

@@ -14,7 +14,7 @@ register('charge', function(keys, args)
     local ticket, total = args[i], tonumber(args[i + 1])
     local held = find_held(ticket)
     if not held then
-      held = hold_in({TENANT_SCOPE, unpack(cmsgpack.unpack(args[i + 2]))}, false)
+      held = hold({TENANT_SCOPE, unpack(cmsgpack.unpack(args[i + 2]))}, false)
       held.output_from, held.output_total = total, total
     elseif total > held.output_total then
       held.output_total = total

@@ -5,7 +5,7 @@ import pytest
 
 import simulator.dispatcher
 from core.limits import admit
-from core.tickets import Admit, Admitted, CacheVersions, LimitRefused, Limits
+from core.tickets import Admit, Admitted, CacheVersions, LimitRefused, Limits, Output
 from simulator.clock import Clock
 from simulator.config import WorldConfig
 from simulator.dispatch_link import DispatchLink
@@ -58,7 +58,7 @@ class Scene:
         self.rules.admitted(asking(ticket))
 
     def touch(self, ticket):
-        self.dispatcher.charge({"ten": ((ticket, 0),)})
+        self.dispatcher.charge({"ten": (Output(ticket, 0),)})
 
 
 @pytest.fixture

@@ -127,7 +127,7 @@ local function let_go(ticket, held)
 end
 
 -- Scopes as good as new are forgotten, a few at each call.
-local function forget_idle()
+local function forget()
   local names = redis.call('ZRANGE', IDLE, '-inf', now_ms, 'BYSCORE', 'LIMIT', 0, LIMITS.forget_max)
   if #names == 0 then return end
   local stored = redis.call('HMGET', LEVELS, unpack(names))
@@ -142,7 +142,7 @@ local function forget_idle()
 end
 
 -- Lets go of tickets that nobody touched for a lease.
-local function sweep_held()
+local function sweep()
   local gone = redis.call('ZRANGE', HELD, '-inf', now_ms, 'BYSCORE', 'LIMIT', 0, LIMITS.lapsed_max)
   if #gone == 0 then return end
   for _, packed in ipairs(redis.call('HMGET', CHARGES, unpack(gone))) do
@@ -156,8 +156,8 @@ local function open_tenant(keys, now_arg)
   LEVELS, HELD, CHARGES, IDLE = keys[1], keys[2], keys[3], keys[4]
   opened = {}
   now_ms = math.max(tonumber(redis.call('HGET', LEVELS, 'now') or 0), time_ms(now_arg))
-  forget_idle()
-  sweep_held()
+  forget()
+  sweep()
 end
 
 -- Nil for one past its lease, which is let go of.
@@ -173,7 +173,7 @@ local function find_held(ticket)
 end
 
 -- A ticket to be touched, which counts in these scopes.
-local function hold_in(names, charged)
+local function hold(names, charged)
   open_scopes(names)
   local held = {charged = charged, output_from = 0, output_total = 0, flat = {}}
   for _, name in ipairs(names) do

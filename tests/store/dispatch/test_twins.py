@@ -10,13 +10,18 @@ from hypothesis import strategies as st
 
 from core.dispatch import PoolRules
 from core.fair_queue import QueueRules
-from core.limits import LimitRules
 from core.placement import PlacementRules
 from core.prefix_index import PrefixRules
 from core.protocol import Load
 from core.shed import ShedRules
-from core.tickets import CacheVersions, Dropped, Limits, Placed, Queued, Renew, ReplicaView
-from tests.support.dispatch_worlds import TwinPool, TwinTenant, an_admit, an_arm
+from core.tickets import (
+    Dropped,
+    Placed,
+    Queued,
+    Renew,
+    ReplicaView,
+)
+from tests.support.dispatch_worlds import TwinPool, an_arm
 
 pytestmark = pytest.mark.services
 
@@ -54,7 +59,6 @@ POOL_RULES = PoolRules(
     shed=ShedRules(batch_wait_ms=100, batch_kept=1, share_wait_ms=200, samples_min=2),
     prefix=PrefixRules(hashes_max=4, owners_max=2),
 )
-LIMIT_RULES = LimitRules(lease_ms=2_000)
 
 
 @pytest.fixture
@@ -63,58 +67,7 @@ def client(valkey_url):
         yield client
 
 
-limits = st.builds(
-    Limits,
-    requests_per_min=st.sampled_from([0, 1, 3, 60]),
-    input_tokens_per_min=st.sampled_from([0, 7, 100, 10_000_000_000]),
-    output_tokens_per_min=st.sampled_from([0, 13, 1000]),
-    concurrency=st.sampled_from([0, 1, 3]),
-)
 tickets = st.sampled_from(TICKETS)
-versions = st.builds(
-    CacheVersions, key=st.integers(1, 2), tenant=st.integers(1, 2), route=st.just(1)
-)
-tenant_commands = st.lists(
-    st.tuples(
-        st.sampled_from([-5, 0, 0, 1, 17, 500, 1_999, 2_000, 61_000, 40_000_000]),
-        st.one_of(
-            st.tuples(st.just("admit"), tickets, limits, st.integers(0, 300), versions),
-            st.tuples(
-                st.just("charge"),
-                st.lists(
-                    st.tuples(tickets, st.integers(0, 3_000)), max_size=4, unique_by=lambda p: p[0]
-                ),
-            ),
-            st.tuples(st.just("finish"), tickets, st.integers(0, 300), st.integers(0, 3_000)),
-            st.tuples(st.just("cancel"), tickets),
-            st.tuples(st.just("push"), st.sampled_from(["tenant", "key:key"]), st.integers(1, 2)),
-        ),
-    ),
-    max_size=40,
-)
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
-@given(history=tenant_commands)
-def test_limits_and_their_functions_agree(client, history):
-    twins = TwinTenant(client, LIMIT_RULES)
-    now_ms = START_MS
-    for step_ms, command in history:
-        now_ms += step_ms
-        match command:
-            case ("admit", ticket, limit, tokens, seen):
-                asked = an_admit(ticket, limits=limit, input_tokens=tokens, versions=seen)
-                twins.admit(asked, now_ms)
-            case ("charge", outputs):
-                twins.charge(tuple(outputs), now_ms)
-            case ("finish", ticket, tokens, total):
-                twins.finish(ticket, tokens, total, now_ms)
-            case ("cancel", ticket):
-                twins.cancel(ticket, now_ms)
-            case ("push", field, version):
-                twins.push(field, version)
-
-
 views = st.builds(
     lambda i, boot, ready, blocks, sequences: ReplicaView(
         replica=f"r{i}",
