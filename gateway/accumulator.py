@@ -1,6 +1,7 @@
 """Gathers an answer's events into the whole of it, for a caller that does not stream."""
 
 from core.protocol import Usage
+from gateway.bill import Bill
 from gateway.conversation import (
     Answer,
     AnswerCall,
@@ -11,6 +12,7 @@ from gateway.conversation import (
     Conversation,
     Delta,
     Opened,
+    StreamEvent,
     TokenChance,
 )
 
@@ -33,6 +35,22 @@ class Accumulator:
         self._wants_chances = conversation.logprobs is not None
         self._choices = [_Gathered() for _ in range(conversation.n)]
         self._opened = Opened(prompt_tokens=0)
+
+    def take(self, event: StreamEvent) -> None:
+        """Any event but the last, which says nothing of the choices."""
+        match event:
+            case Delta():
+                self.delta(event)
+            case CallDelta():
+                self.arguments(event)
+            case CallStart():
+                self.call(event)
+            case ChoiceEnd():
+                self.end(event)
+            case Opened():
+                self.open(event)
+            case _:
+                pass
 
     def open(self, event: Opened) -> None:
         """The answer begins."""
@@ -61,10 +79,10 @@ class Accumulator:
         """Close a choice, once."""
         self._open(event.choice).end = event
 
-    def answer(self, usage: Usage) -> Answer:
+    def answer(self, usage: Usage, bill: Bill | None = None) -> Answer:
         """The whole, once every choice has ended."""
         choices = (self._choice(index, each) for index, each in enumerate(self._choices))
-        return Answer(choices=tuple(choices), usage=usage, opened=self._opened)
+        return Answer(choices=tuple(choices), usage=usage, bill=bill, opened=self._opened)
 
     def _open(self, index: int) -> _Gathered:
         choice = self._choices[index]

@@ -21,6 +21,12 @@ from gateway.api.generate import CHAT, COMPLETIONS, MESSAGES, GenerateEndpoint
 from gateway.api.health import Health
 from gateway.api.models import PREFIX, ModelEndpoint, ModelsEndpoint, NowhereEndpoint
 from gateway.api.responder import Receive, Scope, Send
+from gateway.api.responses import (
+    RESPONSES,
+    CountResponseEndpoint,
+    KeptResponseEndpoint,
+    ResponsesEndpoint,
+)
 from gateway.gateway import Gateway, now_ms
 from gateway.patience import Bounds
 
@@ -61,7 +67,7 @@ class Paths:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._paths: dict[str, Answerer] = {}
-        self._model: Answerer | None = None
+        self._below: dict[str, Answerer] = {}  # of what each of these begins
         self._nowhere: Answerer | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -70,7 +76,8 @@ class Paths:
         path = scope["path"] = unquote(scope["raw_path"].decode("ascii"))
         answerer = self._paths.get(path)
         if answerer is None:
-            answerer = self._model if path.startswith(PREFIX) else self._nowhere
+            below = (each for prefix, each in self._below.items() if path.startswith(prefix))
+            answerer = next(below, self._nowhere)
         assert answerer is not None, "the server takes no request before the lifespan began"
         await answerer(scope, receive, send)
 
@@ -98,16 +105,25 @@ class Paths:
         health = Health(
             reasons=gateway.reasons, refresh=gateway.refresh_metrics, metrics=gateway.metrics
         )
-        relay, routes = gateway.relay, gateway.routes
+        relay, routes, kept = gateway.relay, gateway.routes, gateway.kept_responses
         self._paths = {
             "/v1/chat/completions": GenerateEndpoint(edge, relay, CHAT, patience),
             "/v1/completions": GenerateEndpoint(edge, relay, COMPLETIONS, patience),
             "/v1/messages": GenerateEndpoint(edge, relay, MESSAGES, patience),
             "/v1/messages/count_tokens": CountTokensEndpoint(edge, routes, gateway.prompts),
+            "/v1/responses": ResponsesEndpoint(edge, relay, kept, patience),
+            "/v1/responses/input_tokens": CountResponseEndpoint(
+                edge, routes, gateway.prompts, kept
+            ),
             "/v1/models": ModelsEndpoint(edge, routes),
             "/health/live": health.live,
             "/health/ready": health.ready,
+            "/health": health.ready,  # where load generators and balancers ask unasked
+            "/healthz": health.live,
             "/metrics": health.exposition,
         }
-        self._model = ModelEndpoint(edge, routes)
+        self._below = {
+            PREFIX: ModelEndpoint(edge, routes),
+            RESPONSES: KeptResponseEndpoint(edge, kept),
+        }
         self._nowhere = NowhereEndpoint(edge)

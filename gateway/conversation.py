@@ -14,6 +14,7 @@ import msgspec
 
 from core.errors import Refusal
 from core.protocol import Grammar, ServiceClass, Usage
+from gateway.bill import Bill
 from gateway.items import Ask
 from gateway.toolbox import Toolbox, ToolCall
 
@@ -92,7 +93,9 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool = False
     include_usage: bool = False  # a usage chunk at the end of an OpenAI stream
     service_class: ServiceClass = "standard"
+    tier_asked: bool = False  # whether the caller named a tier, and is told the one it got
     user: str | None = None  # the caller's own name for its end user
+    metadata: tuple[tuple[str, str], ...] = ()  # names and texts of the caller's own
     cache_key: str | None = None  # `prompt_cache_key`: names the conversation for routing
     ask: Ask | None = None  # of the Responses API alone
     deadline_s: float | None = None  # the body's `timeout`, of the whole answer
@@ -166,6 +169,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
     """All choices ended; totals over all of them and all attempts."""
 
     usage: Usage
+    bill: Bill | None = None  # None: not known
 
 
 class Broke(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,6 +208,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     choices: tuple[AnswerChoice, ...]
     usage: Usage
+    bill: Bill | None = None
     opened: Opened = Opened(prompt_tokens=0)
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from core.protocol import ServiceClass
 from gateway.anthropic.usage import from_usage
 from gateway.conversation import Answer, AnswerChoice, Conversation, Finish
 from gateway.tools.ids import call_id
@@ -15,6 +16,11 @@ _STOP_REASONS: dict[Finish, str] = {
     "tool_calls": "tool_use",
 }
 CALL_PREFIX = "toolu_"
+_TIERS: dict[ServiceClass, str] = {
+    "standard": "standard",
+    "interactive": "priority",
+    "batch": "batch",
+}
 
 
 def message_json(answer: Answer, conversation: Conversation, *, request_id: str) -> bytes:
@@ -25,7 +31,7 @@ def message_json(answer: Answer, conversation: Conversation, *, request_id: str)
             **message_fields(conversation, request_id),
             "content": _content(choice, request_id),
             **stop_fields(choice.finish, choice.stop),
-            "usage": from_usage(answer.usage),
+            "usage": {**from_usage(answer.usage, answer.bill), **served_tier(conversation)},
         }
     )
 
@@ -33,6 +39,11 @@ def message_json(answer: Answer, conversation: Conversation, *, request_id: str)
 def count_tokens_json(tokens: int) -> bytes:
     """The body of `count_tokens`."""
     return msgspec.json.encode({"input_tokens": tokens})
+
+
+def served_tier(conversation: Conversation) -> dict[str, str]:
+    """The tier it was served as, within the usage of a message."""
+    return {"service_tier": _TIERS[conversation.service_class]}
 
 
 def message_fields(conversation: Conversation, request_id: str) -> dict[str, Any]:

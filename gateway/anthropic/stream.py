@@ -12,7 +12,7 @@ any two events after the first.
 from typing import Literal
 
 from core.protocol import Usage
-from gateway.anthropic.answer import call_fields, message_fields, stop_fields
+from gateway.anthropic.answer import call_fields, message_fields, served_tier, stop_fields
 from gateway.anthropic.errors import error_frame
 from gateway.anthropic.usage import from_usage
 from gateway.conversation import (
@@ -56,7 +56,7 @@ class AnthropicStream(StreamWriter):
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": from_usage(usage),
+            "usage": {**from_usage(usage), **served_tier(self._conversation)},
         }
         return named_frame(
             b"message_start", json_line({"type": "message_start", "message": message})
@@ -101,7 +101,7 @@ class AnthropicStream(StreamWriter):
             {
                 "type": "message_delta",
                 "delta": stop_fields(self._end.finish, self._end.stop),
-                "usage": from_usage(event.usage),
+                "usage": from_usage(event.usage, event.bill),
             }
         )
         return named_frame(b"message_delta", delta) + _MESSAGE_STOP

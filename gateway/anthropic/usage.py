@@ -11,10 +11,11 @@ from copy import deepcopy
 from typing import Any
 
 from core.protocol import Usage
+from gateway.bill import Bill, bill_json
 from gateway.fields import Fields, bad
 
 
-def from_usage(usage: Usage) -> dict[str, Any]:
+def from_usage(usage: Usage, bill: Bill | None = None) -> dict[str, Any]:
     """The `usage` of a message."""
     fields: dict[str, Any] = {
         "input_tokens": usage.fresh_tokens,
@@ -29,7 +30,7 @@ def from_usage(usage: Usage) -> dict[str, Any]:
         }
     if usage.reasoning_tokens:
         fields["output_tokens_details"] = {"thinking_tokens": usage.reasoning_tokens}
-    return fields
+    return {**fields, **bill_json(bill)}
 
 
 def to_usage(body: object) -> Usage:

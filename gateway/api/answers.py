@@ -6,26 +6,21 @@ happens, the exchange hears what was written and when nobody reads it any more.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
 from core.errors import Code, Refusal
 from core.money import EndCause
-from core.protocol import Usage
 from gateway.accumulator import Accumulator
 from gateway.api.faces import Face
 from gateway.api.responder import Receive, Responder
+from gateway.bill import usage_headers
 from gateway.conversation import (
     Answer,
     Broke,
-    CallDelta,
-    CallStart,
-    ChoiceEnd,
     Conversation,
-    Delta,
     Done,
-    Opened,
     StreamEvent,
     StreamWriter,
 )
@@ -36,6 +31,9 @@ WHOLE_WAIT_S = 3_600.0  # the exchange ends by its own deadline long before
 FAULT = Refusal(code=Code.INTERNAL, message="The answer could not be told.")
 
 
+Keep = Callable[[Answer, str], Awaitable[None]]
+
+
 class AnswerLimits(msgspec.Struct, frozen=True, kw_only=True):
     """How long a client may hear nothing."""
 
@@ -44,7 +42,10 @@ class AnswerLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Telling:
-    """Tells one exchange's answer to its client."""
+    """Tells one exchange's answer to its client.
+
+    `keep` is given a whole answer, and waited for, before the client is told that it is whole.
+    """
 
     def __init__(
         self,
@@ -54,12 +55,14 @@ class Telling:
         face: Face,
         limits: AnswerLimits,
         now_ms: Callable[[], int],
+        keep: Keep | None = None,
     ) -> None:
         self._exchange = exchange
         self._respond = respond
         self._face = face
         self._limits = limits
         self._now_ms = now_ms
+        self._keep = keep
         self._clock = asyncio.get_running_loop().time
         self._client_left = False
 
@@ -70,7 +73,9 @@ class Telling:
         self._client_left = True
         self._exchange.cancel(EndCause.CLIENT_CANCELLED)
 
-    async def stream(self, make_writer: Callable[[str], StreamWriter]) -> None:
+    async def stream(
+        self, conversation: Conversation, make_writer: Callable[[str], StreamWriter]
+    ) -> None:
         """Server-sent events; a refusal that comes before any of them is an HTTP error."""
         channel = self._exchange.channel
         events = await channel.take(self._limits.headers_wait_s)
@@ -78,8 +83,11 @@ class Telling:
             await self._refuse(events[0][0].refusal)
             return
         writer = make_writer(self._exchange.request_id)
+        gathered = Accumulator(conversation) if self._keep is not None else None
         await self._start_stream()
         while True:
+            if gathered is not None:
+                await self._gather(gathered, events)
             await self._write_events(writer, events)
             if events and isinstance(events[-1][0], Done | Broke):
                 return
@@ -95,23 +103,22 @@ class Telling:
             for event, count in await self._exchange.channel.take(WHOLE_WAIT_S):
                 tokens += count
                 match event:
-                    case Opened():
-                        gathered.open(event)
-                    case Delta():
-                        gathered.delta(event)
-                    case CallStart():
-                        gathered.call(event)
-                    case CallDelta():
-                        gathered.arguments(event)
-                    case ChoiceEnd():
-                        gathered.end(event)
-                    case Done(usage=usage):
-                        await self._write_whole(gathered, usage, encode)
+                    case Done():
+                        await self._write_whole(gathered, event, encode)
                         self._delivered(tokens)
                         return
                     case Broke(refusal=refusal):
                         await self._refuse(refusal)
                         return
+                    case _:
+                        gathered.take(event)
+
+    async def _gather(self, gathered: Accumulator, events: list[tuple[StreamEvent, int]]) -> None:
+        for event, _ in events:
+            gathered.take(event)
+            if isinstance(event, Done) and self._keep is not None:
+                answer = gathered.answer(event.usage, event.bill)
+                await self._keep(answer, self._exchange.request_id)
 
     async def _start_stream(self) -> None:
         headers = {**SSE_HEADERS, **self._limit_headers()}
@@ -130,11 +137,15 @@ class Telling:
         self._delivered(sum(tokens for _, tokens in events))
 
     async def _write_whole(
-        self, gathered: Accumulator, usage: Usage, encode: Callable[[Answer, str], bytes]
+        self, gathered: Accumulator, done: Done, encode: Callable[[Answer, str], bytes]
     ) -> None:
         request_id = self._exchange.request_id
-        body = encode(gathered.answer(usage), request_id)
-        await self._respond.whole(200, body, self._limit_headers(), request_id)
+        answer = gathered.answer(done.usage, done.bill)
+        if self._keep is not None:
+            await self._keep(answer, request_id)
+        body = encode(answer, request_id)
+        headers = {**self._limit_headers(), **usage_headers(done.usage, done.bill)}
+        await self._respond.whole(200, body, headers, request_id)
 
     async def _write(self, data: bytes, *, more: bool) -> None:
         # A client that takes nothing is seen by how long this one call lasts.

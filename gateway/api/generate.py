@@ -5,10 +5,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from gateway import anthropic, openai
-from gateway.api.answers import AnswerLimits, Telling
+from gateway.api.answers import AnswerLimits, Keep, Telling
 from gateway.api.endpoint import Edge, Endpoint
 from gateway.api.faces import ANTHROPIC, OPENAI, Face
 from gateway.api.responder import Receive, Responder, Scope
+from gateway.auth import Identity
 from gateway.conversation import Answer, Conversation, StreamWriter
 from gateway.http_protocol import CUT
 from gateway.patience import patience, shortened
@@ -17,13 +18,17 @@ from gateway.relay.relay import Relay
 
 
 class Kind(NamedTuple):
-    """One generating endpoint of one dialect. Times are Unix milliseconds."""
+    """One generating endpoint of one dialect. Times are Unix milliseconds.
+
+    `keep` is given each whole answer before its client hears that it is whole.
+    """
 
     name: str
     face: Face
     parse: Callable[[bytes], Conversation]
     writer: Callable[[Conversation, str, int], StreamWriter]
     encode: Callable[[Answer, Conversation, str, int], bytes]
+    keep: Keep | None = None
 
 
 CHAT = Kind(
@@ -78,7 +83,7 @@ class GenerateEndpoint(Endpoint):
         now_ms = self.edge.now_ms()
         given = patience(headers, self.edge.limits.patience)
         body = await self.body(scope, receive, whole_ms=given.whole_ms)
-        conversation = self._kind.parse(body)
+        conversation = await self.completed(identity, self._kind.parse(body))
         given = shortened(
             given, headers, timeout_s=conversation.deadline_s, stream=conversation.stream
         )
@@ -94,30 +99,41 @@ class GenerateEndpoint(Endpoint):
         )
         await self._tell(call, scope, receive, respond)
 
+    async def completed(self, identity: Identity, conversation: Conversation) -> Conversation:  # noqa: ARG002 - of which tenant
+        """With what a request only names, fetched. Raises RefusedError."""
+        return conversation
+
+    def kind_of(self, call: Call) -> Kind:  # noqa: ARG002 - some kinds are made for one call
+        """How this call's answer is told."""
+        return self._kind
+
     async def _tell(self, call: Call, scope: Scope, receive: Receive, respond: Responder) -> None:
         exchange = self._relay.open(call)
         exchange.cut_connection = scope.get("extensions", {}).get(CUT, {}).get("cut")
+        kind = self.kind_of(call)
         telling = Telling(
             exchange,
             respond,
-            face=self._kind.face,
+            face=kind.face,
             limits=self._limits,
             now_ms=self.edge.now_ms,
+            keep=kind.keep,
         )
         watcher = asyncio.create_task(telling.watch(receive))
+        conversation, created_ms = call.conversation, call.created_ms
         try:
-            if call.conversation.stream:
-                await telling.stream(lambda request_id: self._writer(call, request_id))
+            if conversation.stream:
+                await telling.stream(
+                    conversation,
+                    lambda request_id: kind.writer(conversation, request_id, created_ms),
+                )
             else:
                 await telling.whole(
-                    call.conversation,
-                    lambda answer, request_id: self._kind.encode(
-                        answer, call.conversation, request_id, call.created_ms
+                    conversation,
+                    lambda answer, request_id: kind.encode(
+                        answer, conversation, request_id, created_ms
                     ),
                 )
         finally:
             watcher.cancel()
             exchange.abandon()
-
-    def _writer(self, call: Call, request_id: str) -> StreamWriter:
-        return self._kind.writer(call.conversation, request_id, call.created_ms)

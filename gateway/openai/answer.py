@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from gateway.conversation import Answer, AnswerChoice, Conversation, Finish, Opened
+from gateway.openai.generation import SERVED_TIERS
 from gateway.openai.logprobs import CompletionLogprobs, chat_logprobs, prompt_logprobs
 from gateway.openai.usage import from_usage
 from gateway.tools.ids import call_id
@@ -29,7 +30,8 @@ def chat_json(
             "created": created_ms // 1000,
             "model": conversation.model,
             "choices": [_chat_choice(choice, request_id) for choice in answer.choices],
-            "usage": from_usage(answer.usage),
+            "usage": from_usage(answer.usage, answer.bill),
+            **served_tier(conversation),
             **_prompt_logprobs(answer.opened, conversation),
         }
     )
@@ -48,7 +50,8 @@ def completion_json(
             "choices": [
                 _completion_choice(choice, answer.opened, conversation) for choice in answer.choices
             ],
-            "usage": from_usage(answer.usage),
+            "usage": from_usage(answer.usage, answer.bill),
+            **served_tier(conversation),
         }
     )
 
@@ -61,6 +64,13 @@ def chat_id(request_id: str) -> str:
 def completion_id(request_id: str) -> str:
     """`req_x` -> `cmpl-x`."""
     return "cmpl-" + request_id.removeprefix("req_")
+
+
+def served_tier(conversation: Conversation) -> dict[str, str]:
+    """The tier it was served as, told to who named one."""
+    if not conversation.tier_asked:
+        return {}
+    return {"service_tier": SERVED_TIERS[conversation.service_class]}
 
 
 def _chat_choice(choice: AnswerChoice, request_id: str) -> dict[str, Any]:

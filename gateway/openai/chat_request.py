@@ -77,7 +77,6 @@ def parse_chat(body: bytes) -> Conversation:
         cache_key=fields.text("prompt_cache_key", chars_max=SHORT_TEXT_CHARS_MAX),
         **generation,
     )
-    fields.nested("metadata")
     fields.text("safety_identifier", chars_max=SHORT_TEXT_CHARS_MAX)
     refuse_unknown(fields)
     return conversation

@@ -53,6 +53,8 @@ class Generation(Draws):
     stream: bool
     include_usage: bool
     service_class: ServiceClass
+    tier_asked: bool
+    metadata: tuple[tuple[str, str], ...]
     user: str | None
     deadline_s: float | None
 
@@ -60,6 +62,7 @@ class Generation(Draws):
 def read_generation(fields: Fields) -> Generation:
     """Take the shared fields. Raises RefusedError."""
     stream = fields.boolean("stream") or False
+    tier = fields.choice("service_tier", *TIERS)
     return Generation(
         model=fields.required_text("model", chars_max=MODEL_CHARS_MAX),
         temperature=fields.number("temperature", 0, 2),
@@ -69,7 +72,9 @@ def read_generation(fields: Fields) -> Generation:
         n=fields.integer("n", 1, CHOICES_MAX) or 1,
         stream=stream,
         include_usage=_include_usage(fields, stream=stream),
-        service_class=SERVICE_CLASSES[fields.choice("service_tier", *TIERS) or "auto"],
+        service_class=SERVICE_CLASSES[tier or "auto"],
+        tier_asked=tier is not None,
+        metadata=tuple(read_metadata(fields).items()),
         user=fields.text("user", chars_max=SHORT_TEXT_CHARS_MAX),
         deadline_s=read_timeout(fields),
         **read_draws(fields, stream=stream),

@@ -23,7 +23,13 @@ from gateway.conversation import (
     StreamWriter,
     TokenChance,
 )
-from gateway.openai.answer import CALL_PREFIX, FINISH_REASONS, chat_id, completion_id
+from gateway.openai.answer import (
+    CALL_PREFIX,
+    FINISH_REASONS,
+    chat_id,
+    completion_id,
+    served_tier,
+)
 from gateway.openai.errors import error_frame
 from gateway.openai.logprobs import CompletionLogprobs, chat_logprobs
 from gateway.openai.usage import from_usage
@@ -54,6 +60,7 @@ class _ChunkStream(StreamWriter):
                 "object": object_name,
                 "created": created_ms // 1000,
                 "model": conversation.model,
+                **served_tier(conversation),
             }
         )[:-1]
         self._before = b"data: " + self._head + b',"choices":[{"index":'
@@ -89,7 +96,7 @@ class _ChunkStream(StreamWriter):
         assert not self._live
         if not self._conversation.include_usage:
             return _DONE
-        usage = json_line(from_usage(event.usage))
+        usage = json_line(from_usage(event.usage, event.bill))
         return data_frame(self._head + b',"choices":[],"usage":' + usage + b"}") + _DONE
 
     def broke(self, event: Broke) -> bytes:

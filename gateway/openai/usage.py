@@ -11,10 +11,11 @@ from copy import deepcopy
 from typing import Any
 
 from core.protocol import Usage
+from gateway.bill import Bill, bill_json
 from gateway.fields import Fields, bad
 
 
-def from_usage(usage: Usage) -> dict[str, Any]:
+def from_usage(usage: Usage, bill: Bill | None = None) -> dict[str, Any]:
     """The `usage` of an answer."""
     prompt: dict[str, Any] = {"cached_tokens": usage.cached_tokens}
     if usage.cache_write_tokens:
@@ -29,6 +30,7 @@ def from_usage(usage: Usage) -> dict[str, Any]:
         "total_tokens": usage.prompt_tokens + usage.output_tokens,
         "prompt_tokens_details": prompt,
         "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        **bill_json(bill),
     }
 
 

@@ -36,7 +36,7 @@ def response_json(
             **response_fields(conversation, response_id(request_id), created_ms // 1000),
             **ended(choice.finish, completed_s=created_ms // 1000),
             "output": output_of(choice, request_id).json(whole=whole),
-            "usage": from_usage(answer.usage),
+            "usage": from_usage(answer.usage, answer.bill),
             "store": kept,
         }
     )

@@ -130,10 +130,11 @@ def _conversation(fields: Fields) -> Conversation:
         cache_key=fields.text("prompt_cache_key", chars_max=SHORT_TEXT_CHARS_MAX),
         deadline_s=read_timeout(fields),
     )
+    metadata = read_metadata(fields)
     shown = {
         "instructions": instructions,
         "max_output_tokens": conversation.max_tokens,
-        "metadata": read_metadata(fields),
+        "metadata": metadata,
         "parallel_tool_calls": toolbox is None or toolbox.parallel,
         "previous_response_id": previous_id,
         "prompt_cache_key": conversation.cache_key,
@@ -155,7 +156,9 @@ def _conversation(fields: Fields) -> Conversation:
         shorten=shorten,
         shown=shown,
     )
-    return msgspec.structs.replace(conversation, ask=ask)
+    return msgspec.structs.replace(
+        conversation, ask=ask, metadata=tuple(metadata.items()), tier_asked=True
+    )
 
 
 def _previous(fields: Fields) -> str | None:

@@ -114,7 +114,7 @@ class ResponsesStream(StreamWriter):
         self._fields |= {
             **ended(self._end.finish, completed_s=self._created_s),
             "output": self._output.json(whole=whole),
-            "usage": from_usage(event.usage),
+            "usage": from_usage(event.usage, event.bill),
             "store": self.kept,
         }
         return self._response("response.completed" if whole else "response.incomplete")

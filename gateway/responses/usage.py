@@ -3,9 +3,10 @@
 from typing import Any
 
 from core.protocol import Usage
+from gateway.bill import Bill, bill_json
 
 
-def from_usage(usage: Usage) -> dict[str, Any]:
+def from_usage(usage: Usage, bill: Bill | None) -> dict[str, Any]:
     """The `usage` of a response."""
     return {
         "input_tokens": usage.prompt_tokens,
@@ -16,4 +17,5 @@ def from_usage(usage: Usage) -> dict[str, Any]:
         "output_tokens": usage.output_tokens,
         "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.output_tokens,
+        **bill_json(bill),
     }

@@ -28,6 +28,9 @@ USAGE_KEYS = {
     "cache_read_input_tokens",
     "output_tokens",
 }
+# What is no count: the tier, at the beginning, and what it cost, at the end.
+USAGE_WORDS = {"service_tier", "headworks"}
+TIERS = {"standard", "priority", "batch"}
 # Told only where they say something: the parts of a count, and the count that they add up to.
 USAGE_PARTS = {
     "cache_creation": (
@@ -187,7 +190,13 @@ class _Machine:
         self.summary.error = error
 
     def usage(self, usage: Any) -> dict[str, int]:
-        counts = {name: usage[name] for name in usage if name not in USAGE_PARTS}
+        counts = {
+            name: usage[name] for name in usage if name not in {*USAGE_PARTS, *USAGE_WORDS}
+        }
+        expect(usage.get("service_tier") in {None, *TIERS}, f"service_tier: {usage}")
+        if "headworks" in usage:
+            expect_keys(usage["headworks"], {"cost_micro", "currency"}, "headworks")
+            expect_count(usage["headworks"]["cost_micro"], "cost_micro")
         expect_keys(counts, USAGE_KEYS, "usage")
         for name, count in counts.items():
             expect_count(count, name)

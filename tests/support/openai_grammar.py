@@ -60,6 +60,7 @@ class _Machine(ABC):
     n: int
     summary: Summary = field(init=False)
     created: int | None = None
+    tier: str | None = None
 
     object_name = ""
     id_prefix = ""
@@ -112,6 +113,7 @@ class _Machine(ABC):
 
     def chunk(self, value: dict[str, Any]) -> None:
         keys = {"id", "object", "created", "model", "choices"}
+        keys |= {"service_tier"} & set(value)  # of who named one
         expect_keys(value, keys | ({"usage"} if self.include_usage else set()), "a chunk")
         expect(value["object"] == self.object_name, f"object is {value['object']!r}")
         self.same_head(value)
@@ -131,15 +133,20 @@ class _Machine(ABC):
             expect(bool(value["model"]), "model is empty")
             self.summary.id, self.summary.model = value["id"], value["model"]
             self.created = value["created"]
-        head = (value["id"], value["model"], value["created"])
-        expected = (self.summary.id, self.summary.model, self.created)
+            self.tier = value.get("service_tier")
+            expect(self.tier in {None, "default", "flex", "priority"}, f"tier is {self.tier!r}")
+        head = (value["id"], value["model"], value["created"], value.get("service_tier"))
+        expected = (self.summary.id, self.summary.model, self.created, self.tier)
         expect(head == expected, f"the head changed from {expected} to {head}")
 
     def usage(self, value: dict[str, Any]) -> None:
         expect(self.include_usage, "a chunk without choices, though usage was not asked for")
         expect(self.all_ended(), "the usage chunk comes before every choice ended")
         usage = value["usage"]
-        expect_keys(usage, USAGE_KEYS, "usage")
+        if "headworks" in usage:
+            expect_keys(usage["headworks"], {"cost_micro", "currency"}, "headworks")
+            expect_count(usage["headworks"]["cost_micro"], "cost_micro")
+        expect_keys(usage, USAGE_KEYS | ({"headworks"} & set(usage)), "usage")
         prompt, completion = usage["prompt_tokens"], usage["completion_tokens"]
         details = usage["prompt_tokens_details"]
         cached = details["cached_tokens"] + details.get("cache_write_tokens", 0)

@@ -39,7 +39,8 @@ START = (
     b'data: {"type":"message_start","message":{"id":"msg_local_0123456789abcdef01234567",'
     b'"type":"message","role":"assistant","model":"smollm2-135m-instruct","content":[],'
     b'"stop_reason":null,"stop_sequence":null,"usage":{"input_tokens":5,'
-    b'"cache_creation_input_tokens":0,"cache_read_input_tokens":4,"output_tokens":0}}}\n\n'
+    b'"cache_creation_input_tokens":0,"cache_read_input_tokens":4,"output_tokens":0,'
+    b'"service_tier":"standard"}}}\n\n'
 )
 
 

@@ -114,6 +114,7 @@ def test_a_message() -> None:
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": 4,
             "output_tokens": 2,
+            "service_tier": "standard",
         },
     }
 

@@ -65,6 +65,7 @@ def test_every_parameter_reaches_the_conversation() -> None:
         stream=True,
         include_usage=True,
         service_class="batch",
+        tier_asked=True,
         user="u",
         cache_key="k",
     )
@@ -148,7 +149,7 @@ NEUTRAL = {
     "logit_bias": {},
     "function_call": "auto",
     "functions": [],
-    "metadata": {"a": "b"},
+    "metadata": {},
     "modalities": ["text"],
     "moderation": None,
     "parallel_tool_calls": True,
