@@ -33,6 +33,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     tier: str = "standard"  # of prices
     billed: bool = True  # false: a model without a price is free, and not refused
     hard_capped: bool = False  # prepaid, or some hard limit is on the whole account
+    overload_output_tokens: int = 0  # of an answer while others wait long; 0: it is not cut
     models: tuple[str, ...] | None = None  # the only names its keys may ask for; None: any
     disabled: bool
     version: int

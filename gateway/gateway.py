@@ -17,14 +17,12 @@ from artifacts.store import ModelStore
 from core import ids
 from core.deaths import DeathRules
 from core.retries import RetryRules
-from core.secrets import read_key_ring
 from core.tickets import ReplicaView
 from gateway.auth import Authenticator, AuthLimits, SourceAwayError
 from gateway.background import Background
 from gateway.books import Books
 from gateway.breaker import BreakerRules
 from gateway.grammars import GrammarChecks
-from gateway.kept_responses import KeepingLimits, KeptResponses
 from gateway.metrics import Metrics
 from gateway.prefixes import PrefixMemory
 from gateway.prompts import PromptLimits, Prompts
@@ -33,6 +31,7 @@ from gateway.relay.hold import HoldLimits
 from gateway.relay.job import GenerationLimits, Parts
 from gateway.relay.relay import Relay
 from gateway.relay.shared import RelayLimits, Shared
+from gateway.relay.shortage import Shortage
 from gateway.replica_health import ReplicaHealth
 from gateway.routes import Routes
 from gateway.settings import GatewaySettings
@@ -48,8 +47,6 @@ from store.postgres import Postgres, PostgresConfig, StoreAwayError
 _log = logging.getLogger(__name__)
 
 POSTGRES_CONNECTIONS = 4  # look-ups, polls, the lease; the ledger has lanes of its own
-RESPONSES_CONNECTIONS = 4  # for kept responses
-DAY_S = 86_400
 POSTGRES_BLOCK_S = 5.0  # of any of those: a caller with an unknown key waits for one
 LEASE_PARTS = 3
 CONTACT_LOST_AFTER_POLLS = 6  # before readiness says so
@@ -104,20 +101,6 @@ class Gateway:
                 transaction_timeout_s=POSTGRES_BLOCK_S,
             )
         )
-        self._responses_postgres = await Postgres.open(
-            PostgresConfig(
-                database_url=settings.database_url,
-                application_name=f"headworks responses {self.id}",
-                connections_max=RESPONSES_CONNECTIONS,
-                transaction_timeout_s=POSTGRES_BLOCK_S,
-            )
-        )
-        self.kept_responses = KeptResponses(
-            self._responses_postgres,
-            read_key_ring(settings.responses_keys),
-            KeepingLimits(kept_s=settings.responses_days * DAY_S),
-            os.urandom,
-        )
         self._source = PostgresSource(self._postgres, settings.region)
         self.auth = Authenticator(
             source=self._source,
@@ -147,7 +130,6 @@ class Gateway:
         await self._spool.close()
         await self._retire_lease()
         await self._workers.close()
-        await self._responses_postgres.close()
         await self._postgres.close()
         self._grammars.close()
         self.prompts.close()
@@ -204,6 +186,7 @@ class Gateway:
     def _shared(self) -> Shared:
         settings = self.settings
         parts = Parts(
+            shortage=Shortage(self._dispatch, now_ms),
             dispatch=self._dispatch,
             workers=self._workers,
             routes=self.routes,

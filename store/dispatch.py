@@ -157,6 +157,11 @@ class Dispatch:
         if side.is_waiting:
             side.wake_within(self._rules.report_ms / 1000)
 
+    def congestion_ms(self, pool: str) -> int:
+        """How long a newcomer would wait there, batch aside; as of the last renewal."""
+        side = self._telling.pools.get(pool)
+        return 0 if side is None else side.congestion_ms
+
     def set_replicas(self, pool: str, replicas: tuple[ReplicaView, ...]) -> None:
         """The pool's replicas as the registry has them now."""
         side = self._telling.pool(pool)

@@ -41,6 +41,7 @@ class PoolSide:
         self.replicas: tuple[ReplicaView, ...] = ()
         self.flights: dict[str, Flight] = {}
         self.acks: dict[str, None] = {}
+        self.congestion_ms = 0  # as last told
         self.wake = asyncio.Event()
         self._loads: dict[str, Load] = {}
         self._waiting: set[str] = set()

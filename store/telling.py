@@ -181,6 +181,7 @@ class Telling:
             for grant in renewed.confirmed:
                 _obey(pool, grant)
             self.hear(pool, PoolReply(renewed.epoch, renewed.grants))
+        pool.congestion_ms = replies[-1].congestion_ms
         if replies[-1].reannounce:
             self._announce(pool)
 

@@ -29,10 +29,10 @@ from core.protocol import (
     Usage,
 )
 from core.tickets import Dropped, Placed
+from gateway.overload import told
 from gateway.relay.delivery import Delivery
 from gateway.relay.job import FAULT, OVERDUE, Job, Outcome, Parts
 from gateway.relay.setbacks import Kind, Setback
-from gateway.relay.ticket import drop_refusal
 from gateway.relay.totals import Totals
 from gateway.worker_client import (
     ConnectFailedError,
@@ -165,7 +165,9 @@ class Attempt:
     def _refused(self, frame: Nack) -> Verdict:
         self.ended = True
         if frame.fits_never:
-            refusal = drop_refusal(Dropped(reason="fits_never"))
+            arm = self._job.arm
+            never = Dropped(reason="fits_never")
+            refusal = told(never, arm.ticket, service_class=arm.service_class)
             return Outcome(cause=self._totals.failed_cause, refusal=refusal)
         return Setback("nack", frame.reason)
 

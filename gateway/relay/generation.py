@@ -19,6 +19,7 @@ from core.metering import AttemptTotals, RequestTimings, Witness
 from core.money import EndCause
 from core.protocol import Usage
 from core.tickets import Arm, Dropped, Placed
+from gateway.overload import told
 from gateway.relay.attempt import Attempt, Verdict, message, whole
 from gateway.relay.channel import Channel
 from gateway.relay.delivery import Delivery
@@ -27,7 +28,7 @@ from gateway.relay.job import DIED, FAULT, Job, Outcome, Parts
 from gateway.relay.prompt import prompt_of
 from gateway.relay.setbacks import FAULTS, REPEATED, Setback, Setbacks
 from gateway.relay.suspicion import Suspicion
-from gateway.relay.ticket import Ticket, drop_refusal
+from gateway.relay.ticket import Ticket
 from gateway.relay.totals import Totals
 from gateway.replica_health import Watch
 from gateway.worker_client import ConnectFailedError, CutError, WorkerRefusedError
@@ -231,4 +232,7 @@ class Generation:
 
     def _dropped(self, dropped: Dropped) -> Outcome:
         cause = EndCause.EXPIRED if dropped.reason == "expired" else self._totals.failed_cause
-        return Outcome(cause=cause, refusal=drop_refusal(dropped))
+        arm = self.job.arm
+        self._parts.shortage.saw(arm, dropped)
+        refusal = told(dropped, arm.ticket, service_class=arm.service_class)
+        return Outcome(cause=cause, refusal=refusal)

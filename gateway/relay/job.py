@@ -10,6 +10,7 @@ from core.protocol import CacheMark, Sampling
 from core.registry import ServedModel
 from core.tickets import Arm
 from gateway.metrics import Metrics
+from gateway.relay.shortage import Shortage
 from gateway.replica_health import ReplicaHealth
 from gateway.routes import Routes
 from gateway.tools.plan import ToolPlan
@@ -75,5 +76,6 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     limits: GenerationLimits
     health: ReplicaHealth
     failures: Failures
+    shortage: Shortage
     fingerprint_key: bytes
     beside: set[asyncio.Task[None]] = msgspec.field(default_factory=set)  # work that outlives one

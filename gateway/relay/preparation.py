@@ -12,6 +12,7 @@ from core.registry import ServedModel
 from core.tickets import Arm
 from gateway.auth import Identity
 from gateway.conversation import Conversation
+from gateway.overload import told
 from gateway.prompts import Prompt
 from gateway.relay.call import Call
 from gateway.relay.job import Job
@@ -45,6 +46,7 @@ class Preparation:
     async def prepare(self) -> Prepared:
         """Raises RefusedError."""
         model = self._route()
+        self._check_room(model)
         price = self._price(model)
         rules = await self._shared.prompts.rules(model.version)
         conversation = held(self._call.conversation, rules.tool_format)
@@ -69,6 +71,15 @@ class Preparation:
             raise RefusedError(DESERTED)
         return model
 
+    def _check_room(self, model: ServedModel) -> None:
+        """Refuse what the pool would refuse, as far as it has just said so."""
+        service_class, tenant = self._call.conversation.service_class, self._identity.tenant
+        dropped = self._shared.generation.shortage.foreseen(
+            model.pool, tenant.id, service_class, self._call.deadline_ms
+        )
+        if dropped is not None:
+            raise RefusedError(told(dropped, self._request_id, service_class=service_class))
+
     def _price(self, model: ServedModel) -> Price:
         price = charged(
             self._shared.routes.view.prices,
@@ -89,10 +100,12 @@ class Preparation:
 
     def _size(self, model: ServedModel, prompt_tokens: int) -> Size:
         conversation = self._call.conversation
+        most = self._identity.tenant.overload_output_tokens
+        shortage = self._shared.generation.shortage
         wanted = size(
             model,
             prompt_tokens=prompt_tokens,
-            max_tokens=conversation.max_tokens,
+            max_tokens=shortage.shortened(model.pool, conversation.max_tokens, most),
             choices=conversation.n,
             output_tokens_max=self._shared.routes.output_tokens_max,
             prompt_param="prompt" if conversation.kind == "text" else "messages",

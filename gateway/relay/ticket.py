@@ -89,23 +89,3 @@ def limit_refusal(refused: LimitRefused) -> Refusal:
         message=f"Your account is over its limit of {name}.",
         retry_after_ms=refused.retry_after_ms,
     )
-
-
-def drop_refusal(dropped: Dropped) -> Refusal:
-    """What a request that found no replica is told."""
-    match dropped.reason:
-        case "expired":
-            return Refusal(code=Code.TIMEOUT, message="The request waited past its deadline.")
-        case "fits_never":
-            return Refusal(
-                code=Code.CONTEXT_LENGTH,
-                message="The prompt and its answer need more memory than any replica has. "
-                "Ask for fewer tokens.",
-                param="max_tokens",
-            )
-        case "queue_full":
-            return Refusal(code=Code.OVERLOADED, message="This model is overloaded.")
-        case _:
-            return Refusal(
-                code=Code.UNAVAILABLE, message="This model is not available at the moment."
-            )
