@@ -17,12 +17,14 @@ from artifacts.store import ModelStore
 from core import ids
 from core.deaths import DeathRules
 from core.retries import RetryRules
+from core.secrets import read_key_ring
 from core.tickets import ReplicaView
 from gateway.auth import Authenticator, AuthLimits, SourceAwayError
 from gateway.background import Background
 from gateway.books import Books
 from gateway.breaker import BreakerRules
 from gateway.grammars import GrammarChecks
+from gateway.kept_responses import KeepingLimits, KeptResponses
 from gateway.metrics import Metrics
 from gateway.prefixes import PrefixMemory
 from gateway.prompts import PromptLimits, Prompts
@@ -47,6 +49,8 @@ from store.postgres import Postgres, PostgresConfig, StoreAwayError
 _log = logging.getLogger(__name__)
 
 POSTGRES_CONNECTIONS = 4  # look-ups, polls, the lease; the ledger has lanes of its own
+RESPONSES_CONNECTIONS = 4  # for kept responses
+DAY_S = 86_400
 POSTGRES_BLOCK_S = 5.0  # of any of those: a caller with an unknown key waits for one
 LEASE_PARTS = 3
 CONTACT_LOST_AFTER_POLLS = 6  # before readiness says so
@@ -101,6 +105,20 @@ class Gateway:
                 transaction_timeout_s=POSTGRES_BLOCK_S,
             )
         )
+        self._responses_postgres = await Postgres.open(
+            PostgresConfig(
+                database_url=settings.database_url,
+                application_name=f"headworks responses {self.id}",
+                connections_max=RESPONSES_CONNECTIONS,
+                transaction_timeout_s=POSTGRES_BLOCK_S,
+            )
+        )
+        self.kept_responses = KeptResponses(
+            self._responses_postgres,
+            read_key_ring(settings.responses_keys),
+            KeepingLimits(kept_s=settings.responses_days * DAY_S),
+            os.urandom,
+        )
         self._source = PostgresSource(self._postgres, settings.region)
         self.auth = Authenticator(
             source=self._source,
@@ -130,6 +148,7 @@ class Gateway:
         await self._spool.close()
         await self._retire_lease()
         await self._workers.close()
+        await self._responses_postgres.close()
         await self._postgres.close()
         self._grammars.close()
         self.prompts.close()
