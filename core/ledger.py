@@ -28,9 +28,11 @@ from core.accounts import Accounts, EntryKind
 from core.caps import FOR_GOOD, Cap, Period
 from core.corrections import Corrections
 from core.grants import Limit, floor_micro, granted_micro
+from core.keys import Keys
 from core.metering import (
     Adjust,
     Adjusted,
+    AdjustmentKind,
     LedgerRefused,
     RequestTimings,
     Reserve,
@@ -66,8 +68,10 @@ class Book:
     def __init__(self, prices: Iterable[Price], *, today: date = FOR_GOOD) -> None:
         self.prices: Mapping[str, Price] = {price.id: price for price in prices}
         self.today = today
+        self.now_ms = 0  # of the database's clock too: for idempotency keys alone
         self.refusals: dict[str, LedgerRefused] = {}
         self._accounts, self._spending, self._requests = Accounts(), Spending(), Requests()
+        self._keys = Keys()
         self._corrections = Corrections(self.prices, self._accounts, self._spending, self._requests)
         # The parts' own, for those who look into the book.
         self.accounts, self.entries = self._accounts.by_tenant, self._accounts.entries
@@ -115,8 +119,9 @@ class Book:
     def reserve(self, asked: Reserve) -> Reserved | LedgerRefused:
         """Hold the amount, or what there is room for. The same words again: what it now holds.
 
-        Refused in this order: id_reused, what it was refused before, no_account, no_price,
-        hard_cap. The last three are remembered for the id.
+        Refused in this order: id_reused, what it was refused before, what its idempotency key
+        stands in the way of, no_account, no_price, hard_cap. The last three are remembered for
+        the id.
         """
         assert 0 <= floor_micro(asked.floor_micro, asked.amount_micro) <= asked.amount_micro
         row = self.rows.get(asked.request_id)
@@ -127,10 +132,14 @@ class Book:
         before = self.refusals.get(asked.request_id)
         if before is not None:
             return before
+        taken = self._keys.refused(asked, self.rows, now_ms=self.now_ms)
+        if taken is not None:
+            return LedgerRefused(reason=taken)
         held = self._allowed(asked)
         if isinstance(held, LedgerRefused):
             self.refusals[asked.request_id] = held
             return held
+        self._keys.claim(asked, self.rows, now_ms=self.now_ms)
         row = Row(asked=asked, day=self.today, reserved_micro=held)
         self.rows[asked.request_id] = row
         self._post(row, EntryKind.RESERVE, reserved=held)
@@ -165,18 +174,10 @@ class Book:
         for said in word.attempts:
             heard = Heard(usage=said.usage, replica_id=said.replica_id, at_ms=word.ended_ms)
             self._requests.hear(word.request_id, said.attempt, "gateway", heard)
-        if row.cause is not None and not row.provisional:
-            return self._close(row, row.cause)
-        changed = self._requests.keep(
-            row,
-            cause=word.cause,
-            provisional=False,
-            delivered_tokens=word.delivered_tokens,
-            timings=word.timings,
-            ended_ms=word.ended_ms,
-        )
-        freeing = EntryKind.RELEASE if row.cause is None else None
-        return self._close(row, word.cause, ended=changed, freeing=freeing)
+        settled = self._end(row, word)
+        for before in self._keys.answer(word):
+            self._reverse(before, word)
+        return settled
 
     def expire(self, word: Expire) -> Settled | LedgerRefused:
         """The sweeper's word, provisional: LOST if any witness heard of work, else NOT_STARTED.
@@ -209,6 +210,20 @@ class Book:
     def adjust(self, word: Adjust) -> Adjusted | LedgerRefused:
         """See `Corrections.adjust`."""
         return self._corrections.adjust(word)
+
+    def _end(self, row: Row, word: Settle) -> Settled:
+        if row.cause is not None and not row.provisional:
+            return self._close(row, row.cause)
+        changed = self._requests.keep(
+            row,
+            cause=word.cause,
+            provisional=False,
+            delivered_tokens=word.delivered_tokens,
+            timings=word.timings,
+            ended_ms=word.ended_ms,
+        )
+        freeing = EntryKind.RELEASE if row.cause is None else None
+        return self._close(row, word.cause, ended=changed, freeing=freeing)
 
     def _allowed(self, asked: Reserve) -> int | LedgerRefused:
         """How much may be held for it."""
@@ -256,6 +271,19 @@ class Book:
             if row.net_micro < 0:
                 self._take_back(row)
         return Settled(billed_micro=bill, metered=row.metered, cause=cause)
+
+    def _reverse(self, request_id: str, word: Settle) -> None:
+        """An attempt costs nothing any more, now that its key has another's answer.
+
+        Its bill can only fall from here on, whatever is heard of it yet. One that has not ended
+        is the holder's own, which lets it go unbilled.
+        """
+        row = self.rows[request_id]
+        if row.cause is None:
+            return
+        row = self._requests.keep(row, bill_limit_micro=row.billed_micro)
+        if row.net_micro > 0:
+            self._corrections.adjust(reversal(row, word.request_id))
 
     def _take_back(self, row: Row) -> None:
         """No request costs less than nothing, though its bill falls after it was given back."""
@@ -310,6 +338,19 @@ def release(request_id: str, tenant_id: str, ended_ms: int) -> Settle:
         delivered_tokens=0,
         timings=RequestTimings(),
         ended_ms=ended_ms,
+    )
+
+
+def reversal(row: Row, answered_by: str) -> Adjust:
+    """What gives back an attempt's bill to who has paid for its key's answer."""
+    return Adjust(
+        id=f"idempotency {row.asked.request_id}",
+        tenant_id=row.asked.tenant_id,
+        kind=AdjustmentKind.REFUND,
+        amount_micro=row.net_micro,
+        request_id=row.asked.request_id,
+        reason=f"its idempotency key was answered by {answered_by}",
+        author="headworks",
     )
 
 

@@ -15,6 +15,7 @@ from enum import StrEnum
 
 import msgspec
 
+from core.idempotency import Claim, Kept
 from core.money import EndCause
 from core.protocol import ServiceClass, Usage
 
@@ -40,6 +41,7 @@ class Reserve(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int  # for each choice
     choices: int = 1
     created_ms: int
+    claim: Claim | None = None  # of an idempotency key: had together with the money
 
 
 class Reserved(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,8 +56,9 @@ class Reserved(msgspec.Struct, frozen=True, kw_only=True):
 class LedgerRefused(msgspec.Struct, frozen=True, kw_only=True):
     """Nothing was held or changed. An id that was refused a reservation stays refused.
 
-    Reasons: hard_cap, no_account, no_price, id_reused, not_open, away; of an operator's command
-    also no_request, too_much. With `hard_cap`, `limit` names the one that stood in the way: credit,
+    Reasons: key_reused, key_done, key_open, hard_cap, no_account, no_price, id_reused, not_open,
+    away; of an operator's command also no_request, too_much. A claim on an idempotency key is the
+    first three, and not remembered. With `hard_cap`, `limit` names what stood in the way: credit,
     account.total, account.day, account.month, key.total, key.day or key.month; the sums are its
     own, and `fits_micro` is what would have fitted under all of them.
     """
@@ -108,6 +111,7 @@ class Settle(msgspec.Struct, frozen=True, kw_only=True):
     delivered_tokens: int
     timings: RequestTimings
     ended_ms: int
+    kept: Kept | None = None  # the whole answer, for the key that the request has claimed
 
 
 class Witness(msgspec.Struct, frozen=True, kw_only=True):

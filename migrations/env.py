@@ -14,7 +14,13 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.pool import NullPool
 
 from core.settings import read_settings
-from store import schema_reconcile, schema_registry, schema_responses, schema_usage
+from store import (
+    schema_idempotency,
+    schema_reconcile,
+    schema_registry,
+    schema_responses,
+    schema_usage,
+)
 from store.schema import metadata
 
 ADVISORY_LOCK = 0x4845_4144  # "HEAD"; any fixed number that is ours
@@ -24,7 +30,13 @@ STATEMENT_TIMEOUT = "60s"
 
 PARTITION = re.compile(r"(usage|witnesses)_(y\d{4}m\d{2}|other|hourly|daily)")
 
-for tables in (schema_reconcile, schema_registry, schema_responses, schema_usage):
+for tables in (
+    schema_idempotency,
+    schema_reconcile,
+    schema_registry,
+    schema_responses,
+    schema_usage,
+):
     assert tables.metadata is metadata, "importing it adds its tables"
 
 

@@ -215,7 +215,8 @@ class _Commands:
         )
         parameters["billing_causes"] = BILLING_CAUSES
         cursor = conn.cursor(binary=True)
-        await cursor.execute(_sql["apply"], parameters, prepare=True)
+        statement = "apply_keyed" if any(map(_has_key, commands)) else "apply"
+        await cursor.execute(_sql[statement], parameters, prepare=True)
         for kind, n, *columns in await cursor.fetchall():
             answers[by_kind[kind][n - 1]] = _answer(kind, columns)
 
@@ -305,6 +306,12 @@ def _refused(columns: Sequence[Any]) -> LedgerRefused:
         posted_micro=posted_micro or 0,
         hard_cap_micro=hard_cap_micro or 0,
         fits_micro=fits_micro or 0,
+    )
+
+
+def _has_key(command: Command) -> bool:
+    return (isinstance(command, Reserve) and command.claim is not None) or (
+        isinstance(command, Settle) and command.kept is not None
     )
 
 

@@ -6,6 +6,14 @@ SELECT kind, n, refused, limit_name, reserved_micro, posted_micro, hard_cap_micr
        cache_write_1h_tokens, reasoning_tokens
 FROM ledger_apply(:tenants, :settles::json, :top_ups::json, :reserves::json, :billing_causes)
 
+-- The same where somebody speaks of an idempotency key: the functions are in 0010_idempotency.sql.
+-- name: apply_keyed
+SELECT kind, n, refused, limit_name, reserved_micro, posted_micro, hard_cap_micro, fits_micro,
+       billed_micro, cause, prompt_tokens, cached_tokens, output_tokens, cache_write_5m_tokens,
+       cache_write_1h_tokens, reasoning_tokens
+FROM ledger_apply_keyed(
+    :tenants, :settles::json, :top_ups::json, :reserves::json, :billing_causes)
+
 -- name: hear
 SELECT ledger_hear(
     ARRAY(SELECT i FROM json_populate_recordset(NULL::witness_word, :witnesses::json) AS i))

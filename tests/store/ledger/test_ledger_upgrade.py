@@ -23,7 +23,7 @@ from tests.support.ledger_commands import a_reserve, a_settle, a_top_up, a_usage
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
 
 PRICE = "('price_test', 'smol', 'USD', 1000000, 100000, 2000000, 0, 0)"
-APART = {"request_id", "tenant_id", "floor_micro"}
+APART = {"request_id", "tenant_id", "floor_micro", "claim"}
 ASKED = [name for name in Reserve.__struct_fields__ if name not in APART]
 BALANCES = "SELECT tenant_id, reserved_micro, posted_micro, entries FROM accounts ORDER BY 1"
 ENTRIES = """

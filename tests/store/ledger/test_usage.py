@@ -33,7 +33,7 @@ async def test_a_row_tells_the_whole_request(pg, ledger):
         row = await usage_of(conn, asked.request_id)
         assert await usage_of(conn, "unknown") is None
     assert row is not None
-    for name in asked.__struct_fields__:
+    for name in set(asked.__struct_fields__) - {"claim"}:  # which is no part of the row
         assert getattr(row, name) == getattr(asked, name)
     for name in timings.__struct_fields__:
         assert getattr(row, name) == getattr(timings, name)
