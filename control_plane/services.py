@@ -10,6 +10,7 @@ from control_plane.metrics import Metrics
 from control_plane.replica_client import ReplicaClient
 from control_plane.settings import ControlPlaneSettings
 from control_plane.turns import Turns
+from core.secrets import KeyRing, read_key_ring
 from store.ledger import Ledger
 from store.postgres import Postgres, PostgresConfig
 
@@ -31,6 +32,7 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     announcer: Announcer
     replicas: ReplicaClient
     registering: Turns  # by replica id
+    provider_ring: KeyRing
 
 
 @asynccontextmanager
@@ -73,6 +75,7 @@ async def open_services(
             announcer=announcer,
             replicas=replicas,
             registering=Turns(),
+            provider_ring=read_key_ring(settings.provider_keys),
         )
     finally:
         await ledger.close()

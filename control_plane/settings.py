@@ -7,6 +7,7 @@ import msgspec
 
 from core.internal_token import SECRET_BYTES_MIN
 from core.log import Level
+from core.secrets import read_key_ring
 from core.settings import SettingsError, env_name
 from store.redis_client import parse_address
 
@@ -21,6 +22,7 @@ class ControlPlaneSettings(msgspec.Struct, frozen=True, kw_only=True):
     internal_secret: str
     key_pepper: str
     admin_token: str
+    provider_keys: str = ""  # that providers' keys are sealed with, `id:base64,…`
     log_level: Level = "INFO"
     control_plane_host: str = "127.0.0.1"
     control_plane_port: int = 8001
@@ -69,6 +71,10 @@ def checked(settings: ControlPlaneSettings) -> ControlPlaneSettings:
             raise SettingsError(f"{env_name(field.name)} must be at least 1")
     if not settings.database_url.startswith(("postgresql://", "postgres://")):
         raise SettingsError(f"{env_name('database_url')} is not a postgresql:// address")
+    try:
+        read_key_ring(settings.provider_keys)
+    except ValueError as error:
+        raise SettingsError(f"{env_name('provider_keys')}: {error}") from error
     try:
         parse_address(settings.redis_url)
     except ValueError as error:

@@ -4,7 +4,9 @@ What the control plane stores and gateways work with. The key is sealed (`core.s
 opened by the gateway that sends it; nothing else about a provider is secret.
 """
 
+import re
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -15,7 +17,10 @@ Told = Literal["told", "drained", "estimated"]
 
 COUNT_MAX = 1_000_000
 MS_MAX = 3_600_000
+URL_CHARS_MAX = 512
 ANTHROPIC_VERSION = "2023-06-01"
+
+_URL = re.compile(r"[!-~]+")
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)]
 Milliseconds = Annotated[int, msgspec.Meta(ge=1, le=MS_MAX)]
@@ -53,6 +58,27 @@ class ProviderView(msgspec.Struct, frozen=True, kw_only=True):
     key: Sealed | None = None
     settings: ProviderSettings = ProviderSettings()
     version: int = 0
+
+
+def base_url_fault(url: str, *, allow_http: bool) -> str | None:
+    """Why this cannot be a provider's address; None when it can. A slash at its end is none."""
+    if len(url) > URL_CHARS_MAX or not _URL.fullmatch(url):
+        return f"must be at most {URL_CHARS_MAX} printable characters of ASCII, without spaces"
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        return f"is no URL: {error}"
+    faults = (
+        (
+            parts.scheme != "https" and not (parts.scheme == "http" and allow_http),
+            "must begin with https://, or with http:// where 'allow_http' is true",
+        ),
+        ("@" in parts.netloc, "must not hold credentials: 'key' is for them"),
+        ("?" in url or "#" in url, "must end with its path"),
+        (not host or port == 0, "must name a host"),
+    )
+    return next((why for is_fault, why in faults if is_fault), None)
 
 
 def key_context(name: str, dialect: ProviderDialect, base_url: str) -> bytes:

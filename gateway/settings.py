@@ -8,6 +8,7 @@ import msgspec
 
 from core.internal_token import SECRET_BYTES_MIN
 from core.log import Level
+from core.secrets import read_key_ring
 from core.settings import SettingsError, env_name
 
 
@@ -61,6 +62,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     worker_idle_ms: int = 60_000
     worker_abort_ms: int = 1_000
 
+    provider_keys: str = ""  # that providers' keys are sealed with, `id:base64,…`
+
     responses_days: int = 30  # that a response is kept
     responses_keys: str = ""  # that it is sealed with, `id:base64,…`; empty leaves it open
 
@@ -79,6 +82,11 @@ def checked(settings: GatewaySettings) -> GatewaySettings:
     if len(settings.internal_secret.encode()) < SECRET_BYTES_MIN:
         name = env_name("internal_secret")
         raise SettingsError(f"{name} is shorter than {SECRET_BYTES_MIN} bytes")
+    for name in ("provider_keys", "responses_keys"):
+        try:
+            read_key_ring(getattr(settings, name))
+        except ValueError as error:
+            raise SettingsError(f"{env_name(name)}: {error}") from error
     for field in msgspec.structs.fields(settings):
         value = getattr(settings, field.name)
         least = 0 if field.name in MAY_BE_ZERO else 1

@@ -16,6 +16,7 @@ from core.tickets import ReplicaView
 from store.changes import current_change
 from store.postgres import Connection
 from store.prices import prices_in_view
+from store.providers import providers_in_view
 from store.queries import load
 from store.registry import all_routes
 from store.rows import struct_row
@@ -65,6 +66,7 @@ async def _read_routes(conn: Connection, region: str, version: int) -> RoutingVi
         prices=await prices_in_view(conn),
         replicas={},
         tables=tables,
+        providers=await providers_in_view(conn),
     )
 
 

@@ -129,7 +129,7 @@ route_targets = Table(
     Column("model", Text, primary_key=True),
     Column("path", Text, primary_key=True),
     Column("deployment", Text, ForeignKey("deployments.name")),
-    Column("provider", Text),
+    Column("provider", Text, ForeignKey("providers.name")),
     ForeignKeyConstraint(
         ["tenant_id", "model"],
         ["routes.tenant_id", "routes.model"],

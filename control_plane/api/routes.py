@@ -28,7 +28,7 @@ from core.route_table import (
     fault,
     placed_targets,
 )
-from store import registry
+from store import providers, registry
 from store.audit_log import record
 from store.postgres import Connection
 
@@ -208,7 +208,7 @@ async def _check_exists(conn: Connection, table: RouteTable, *, short: bool) -> 
             param = "deployment" if short else f"{path}.deployment"
             message = f"there is no deployment {target.deployment!r}"
             raise refuse(Code.NOT_FOUND, message, param=param)
-        if target.provider:
+        if target.provider and await providers.provider(conn, target.provider) is None:
             message = f"there is no provider {target.provider!r}"
             raise refuse(Code.NOT_FOUND, message, param=f"{path}.provider")
     if table.alias and not _leads(await registry.all_routes(conn), table):
