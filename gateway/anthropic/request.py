@@ -38,13 +38,20 @@ SERVICE_CLASS: ServiceClass = "standard"  # of both tiers: there is no priority 
 
 # Parameters we do not support, and the values of each that change nothing.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
+    "billing_policy": (),
+    "compaction": (),
     "container": (),
     "context_management": (),
     "diagnostics": (),
+    "fallback_credit_token": (),
+    "fallbacks": ([],),
     "inference_geo": (),
     "mcp_servers": ([],),
     "speed": ("standard",),
     "thinking": ({"type": "disabled"},),
+    "thread": (),
+    "user_profile_id": (),
+    "workspace_id": (),
 }
 
 
