@@ -92,6 +92,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     grammar_param: str = ""  # the field that asked for it
     stream: bool = False
     include_usage: bool = False  # a usage chunk at the end of an OpenAI stream
+    running_usage: bool = False  # and what there is of it so far in every chunk, as vLLM does
     service_class: ServiceClass = "standard"
     tier_asked: bool = False  # whether the caller named a tier, and is told the one it got
     user: str | None = None  # the caller's own name for its end user
@@ -225,8 +226,11 @@ class StreamWriter(ABC):
     """Turns one answer's events into the bytes of its dialect's event stream.
 
     Events come in the order of this module's grammar; out of it is a broken contract and
-    asserts. Any method may return no bytes. One writer serves one answer.
+    asserts. Any method may return no bytes. One writer serves one answer. `produced` is how many
+    tokens the engine has produced as of the event that is written next; whoever writes sets it.
     """
+
+    produced = 0
 
     @abstractmethod
     def open(self, event: Opened) -> bytes:

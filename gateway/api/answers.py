@@ -6,7 +6,7 @@ happens, the exchange hears what was written and when nobody reads it any more.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 import msgspec
 
@@ -127,10 +127,7 @@ class Telling:
     async def _write_events(
         self, writer: StreamWriter, events: list[tuple[StreamEvent, int]]
     ) -> None:
-        if events:
-            data = b"".join([writer.write(event) for event, _ in events])
-        else:
-            data = writer.keep_alive()
+        data = b"".join(_written(writer, events)) if events else writer.keep_alive()
         last = bool(events) and isinstance(events[-1][0], Done | Broke)
         if data or last:
             await self._write(data, more=not last)
@@ -166,3 +163,9 @@ class Telling:
         if headroom is None:
             return {}
         return self._face.limit_headers(headroom, self._now_ms())
+
+
+def _written(writer: StreamWriter, events: list[tuple[StreamEvent, int]]) -> Iterator[bytes]:
+    for event, tokens in events:
+        writer.produced += tokens
+        yield writer.write(event)

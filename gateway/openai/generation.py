@@ -4,6 +4,8 @@ A seed may be any signed 64-bit integer; a negative one counts from the top, so 
 draw differently. What else there is to drawing is `draws`.
 """
 
+from typing import TypedDict
+
 from core.errors import Code, refuse
 from core.protocol import ServiceClass
 from gateway.conversation import SEED_MODULUS, Dialect
@@ -41,7 +43,14 @@ METADATA_KEY_CHARS_MAX = 64
 METADATA_VALUE_CHARS_MAX = 512
 
 
-class Generation(Draws):
+class UsageWanted(TypedDict):
+    """What a stream is to tell of its usage."""
+
+    include_usage: bool
+    running_usage: bool
+
+
+class Generation(Draws, UsageWanted):
     """Fields of a `Conversation`, as both requests fill them."""
 
     model: str
@@ -51,7 +60,6 @@ class Generation(Draws):
     stop: tuple[str, ...]
     n: int
     stream: bool
-    include_usage: bool
     service_class: ServiceClass
     tier_asked: bool
     metadata: tuple[tuple[str, str], ...]
@@ -71,7 +79,7 @@ def read_generation(fields: Fields) -> Generation:
         stop=fields.string_or_strings("stop", count_max=STOPS_MAX, chars_max=STOP_CHARS_MAX),
         n=fields.integer("n", 1, CHOICES_MAX) or 1,
         stream=stream,
-        include_usage=_include_usage(fields, stream=stream),
+        **_usage_wanted(fields, stream=stream),
         service_class=SERVICE_CLASSES[tier or "auto"],
         tier_asked=tier is not None,
         metadata=tuple(read_metadata(fields).items()),
@@ -125,13 +133,14 @@ def _seed(fields: Fields) -> int | None:
     return None if seed is None else seed % SEED_MODULUS
 
 
-def _include_usage(fields: Fields, *, stream: bool) -> bool:
+def _usage_wanted(fields: Fields, *, stream: bool) -> UsageWanted:
     options = fields.nested("stream_options")
     if options is None:
-        return False
+        return UsageWanted(include_usage=False, running_usage=False)
     if not stream:
         raise bad("stream_options", "is only allowed when 'stream' is true")
     include_usage = options.boolean("include_usage") or False
+    running = options.boolean("continuous_usage_stats") or False  # vLLM's; load generators ask
     options.neutral("include_obfuscation", (False,))
     refuse_unknown(options)
-    return include_usage
+    return UsageWanted(include_usage=include_usage, running_usage=include_usage and running)

@@ -4,8 +4,8 @@
     completions [echo of each choice], (text | finish)*, [usage], [DONE]
     either      … error: no finish, no usage, no [DONE] after it
 
-With `include_usage` every chunk before the last carries `"usage": null`; without it, none
-mentions usage.
+With `include_usage` every chunk before the last carries `"usage": null`, or what there is of it
+so far if `running_usage` was asked for; without it, none mentions usage.
 """
 
 from abc import abstractmethod
@@ -66,6 +66,7 @@ class _ChunkStream(StreamWriter):
         self._before = b"data: " + self._head + b',"choices":[{"index":'
         null_usage = b',"usage":null' if conversation.include_usage else b""
         self._after = b"}]" + null_usage + b"}\n\n"
+        self._read = 0  # tokens of the prompt
         self._opened = False
         self._live: set[int] = set()
 
@@ -74,6 +75,7 @@ class _ChunkStream(StreamWriter):
         assert not self._opened
         assert event.prompt_tokens >= event.cached_tokens
         self._opened = True
+        self._read = event.prompt_tokens
         self._live = set(range(self._conversation.n))
         choices = range(self._conversation.n)
         return b"".join(self._open_chunk(choice, event) for choice in choices)
@@ -108,7 +110,16 @@ class _ChunkStream(StreamWriter):
         return KEEP_ALIVE
 
     def _chunk(self, choice: int, rest: bytes) -> bytes:
-        return b"%b%d%b%b" % (self._before, choice, rest, self._after)
+        after = self._running() if self._conversation.running_usage else self._after
+        return b"%b%d%b%b" % (self._before, choice, rest, after)
+
+    def _running(self) -> bytes:
+        read, made = self._read, self.produced
+        return b'}],"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}}\n\n' % (
+            read,
+            made,
+            read + made,
+        )
 
     @abstractmethod
     def _open_chunk(self, choice: int, event: Opened) -> bytes: ...

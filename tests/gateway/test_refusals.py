@@ -285,6 +285,8 @@ async def test_a_deadline_that_passes_before_the_engine_starts(
 
 async def test_health_and_metrics(world: World, caller: Caller, client: httpx.AsyncClient) -> None:
     assert (await client.get("/health/live")).json() == {"status": "live"}
+    assert (await client.get("/healthz")).json() == {"status": "live"}
+    assert (await client.get("/health")).json()["ready"]
 
     async def ready() -> bool:
         answer = await client.get("/health/ready")

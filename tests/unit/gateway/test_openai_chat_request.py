@@ -274,6 +274,10 @@ BAD = [
     ({"stream": True, "stream_options": []}, "stream_options"),
     ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
     ({"stream": True, "stream_options": {"speed": 1}}, "stream_options.speed"),
+    (
+        {"stream": True, "stream_options": {"continuous_usage_stats": 2}},
+        "stream_options.continuous_usage_stats",
+    ),
     ({"service_tier": "gold"}, "service_tier"),
     ({"service_tier": "g" * 100}, "service_tier"),
     ({"user": 5}, "user"),
@@ -375,3 +379,11 @@ def test_a_body_that_would_swell_in_memory_is_refused_unread() -> None:
 def test_a_long_text_is_not_taken_for_many_values() -> None:
     text = "word " * (VALUES_MAX // 4)
     assert parse(messages=[{"role": "user", "content": text}]).turns[0].content == text
+
+
+def test_usage_in_every_chunk_is_asked_for_beside_usage_at_the_end() -> None:
+    both = {"include_usage": True, "continuous_usage_stats": True}
+    assert parse(stream=True, stream_options=both).running_usage
+    alone = parse(stream=True, stream_options={"continuous_usage_stats": True})
+    assert not alone.running_usage
+    assert not alone.include_usage

@@ -58,6 +58,19 @@ def test_a_chat_stream_byte_by_byte() -> None:
     )
 
 
+def test_running_usage_is_what_was_produced_as_of_each_chunk() -> None:
+    writer = chat(include_usage=True, running_usage=True)
+    chunks = []
+    for produced, event in zip((0, 1, 2, 2), EVENTS, strict=True):
+        writer.produced = produced
+        frames = writer.write(event).decode().split("\n\n")
+        chunks += [json.loads(frame[6:]) for frame in frames if frame.startswith("data: {")]
+    told = [
+        (chunk["usage"]["prompt_tokens"], chunk["usage"]["completion_tokens"]) for chunk in chunks
+    ]
+    assert told == [(9, 0), (9, 1), (9, 2), (9, 2)]
+
+
 def test_a_completion_stream_byte_by_byte_with_usage() -> None:
     assert written(text(include_usage=True), EVENTS) == (
         TEXT_HEAD + b'{"index":0,"text":"Hi","logprobs":null,"finish_reason":null}],"usage":null}'
