@@ -62,8 +62,14 @@ class Suspicion:
     def answered(self) -> None:
         """It has come to its end on a replica that lives: nobody dies of it."""
         failures = self._parts.failures
-        if failures.has_suspects and failures.deaths(self._fingerprint):
-            _start(self._parts, failures.absolve(self._fingerprint))
+        if self._inquests or (failures.has_suspects and failures.deaths(self._fingerprint)):
+            _start(self._parts, self._absolve())
+
+    async def _absolve(self) -> None:
+        if self._inquests:
+            await asyncio.wait(self._inquests)
+        if self._parts.failures.deaths(self._fingerprint):
+            await self._parts.failures.absolve(self._fingerprint)
 
     async def _inquest(self, placed: Placed, number: int, *, told: bool) -> None:
         for pause_s in ASKS_TOLD_S if told else ASKS_S:

@@ -224,7 +224,9 @@ def refuses(reason: str = "full", *, fits_never: bool = False) -> Behaviour:
     return behaviour
 
 
-def fails(*, retryable: bool, after: int | None = None, tokens: int = 100) -> Behaviour:
+def fails(
+    *, retryable: bool, after: int | None = None, tokens: int = 100, code: str = "internal"
+) -> Behaviour:
     """A Failed frame at once, or after some tokens."""
 
     async def behaviour(run: Run) -> None:
@@ -232,9 +234,7 @@ def fails(*, retryable: bool, after: int | None = None, tokens: int = 100) -> Be
             await run.start()
             await produce(run, tokens, 0.0, after)
         run.ended = True
-        await run.send(
-            Failed(code="internal", message="scripted", retryable=retryable, usage=run.usage)
-        )
+        await run.send(Failed(code=code, message="scripted", retryable=retryable, usage=run.usage))
 
     return behaviour
 
@@ -249,6 +249,22 @@ def dies(*, after: int | None, tokens: int = 100, gap_s: float = 0.0) -> Behavio
             await asyncio.sleep(0.05)
         run.ended = True
         reset(run.writer)
+
+    return behaviour
+
+
+def crashes(
+    *, after: int | None = None, tokens: int = 100, back_s: float | None = None
+) -> Behaviour:
+    """The whole process is gone, as under a request that it dies of; back as another boot."""
+
+    async def behaviour(run: Run) -> None:
+        if after is not None:
+            await run.start()
+            await produce(run, tokens, 0.0, after)
+            await asyncio.sleep(0.05)
+        run.worker.crash(back_s)
+        await asyncio.sleep(60)
 
     return behaviour
 
@@ -279,6 +295,7 @@ class ScriptedWorker:
         self.journal: dict[Key, Usage] = {}
         self.runs: dict[Key, Run] = {}
         self.arrived = asyncio.Event()
+        self.crashing: asyncio.Task[None] | None = None
         self._port = 0
         self._load_seq = 0
         self._server: asyncio.Server | None = None
@@ -306,7 +323,20 @@ class ScriptedWorker:
         await self._server.wait_closed()
         self._server = None
 
+    def crash(self, back_s: float | None) -> None:
+        """Killed from within one of its own requests, and started again after a time."""
+
+        async def end() -> None:
+            await self.kill()
+            if back_s is not None:
+                await asyncio.sleep(back_s)
+                await self.start()
+
+        self.crashing = asyncio.create_task(end())
+
     async def stop(self) -> None:
+        if self.crashing is not None:
+            await self.crashing
         if self._server is not None:
             await self.kill()
 
