@@ -18,6 +18,7 @@ class Code(StrEnum):
 
     BAD_REQUEST = "bad_request"
     CONTEXT_LENGTH = "context_length_exceeded"
+    CONTENT_FILTER = "content_filter"
     CONTENT_POLICY = "content_policy_violation"
     UNSUPPORTED = "unsupported_parameter"
     INVALID_KEY = "invalid_api_key"
@@ -41,6 +42,7 @@ class Code(StrEnum):
 DIALECTS: dict[Code, tuple[int, str, str]] = {
     Code.BAD_REQUEST: (400, "invalid_request_error", "invalid_request_error"),
     Code.CONTEXT_LENGTH: (400, "invalid_request_error", "invalid_request_error"),
+    Code.CONTENT_FILTER: (400, "invalid_request_error", "invalid_request_error"),
     Code.CONTENT_POLICY: (400, "invalid_request_error", "invalid_request_error"),
     Code.UNSUPPORTED: (400, "invalid_request_error", "invalid_request_error"),
     Code.INVALID_KEY: (401, "invalid_request_error", "authentication_error"),

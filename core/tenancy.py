@@ -13,6 +13,7 @@ import re
 import msgspec
 
 from core.ids import KeyId, TenantId
+from core.safety.policy import Assigned
 from core.tickets import Limits
 
 KEY_ENTROPY_BYTES = 25  # 5 for the public part, 20 for the secret
@@ -35,6 +36,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     hard_capped: bool = False  # prepaid, or some hard limit is on the whole account
     overload_output_tokens: int = 0  # of an answer while others wait long; 0: it is not cut
     models: tuple[str, ...] | None = None  # the only names its keys may ask for; None: any
+    safety: Assigned | None = None  # what is screened of its requests; None: nothing
     disabled: bool
     version: int
 

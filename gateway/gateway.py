@@ -36,6 +36,8 @@ from gateway.relay.shared import RelayLimits, Shared
 from gateway.relay.shortage import Shortage
 from gateway.replica_health import ReplicaHealth
 from gateway.routes import Routes
+from gateway.safety.guard import Guards
+from gateway.safety.records import Records
 from gateway.settings import GatewaySettings
 from gateway.sources import PostgresSource
 from gateway.spool import Spool
@@ -128,6 +130,7 @@ class Gateway:
         )
         self._ledger = await Ledger.open(settings.database_url)
         self._books = Books(self._ledger, self._spool)
+        self._records = Records(self.metrics, self._source.record_hits)
         await self._first_contact()
         self._dispatch = Dispatch(settings.redis_url, self.id)
         await self._dispatch.start()
@@ -141,6 +144,7 @@ class Gateway:
         """End what is under way, settle it, give the lease back. Bounded."""
         await self.relay.drain()
         await self._background.close()
+        await self._records.close()
         await self._last_words()
         await self._dispatch.close()
         await self._failures.close()
@@ -230,6 +234,7 @@ class Gateway:
             prefixes=PrefixMemory(),
             metrics=self.metrics,
             endings=self._endings,
+            guards=Guards(self._records, now_ms),
             generation=parts,
             limits=RelayLimits(
                 exchanges_max=settings.exchanges_max,
@@ -255,6 +260,7 @@ class Gateway:
         start(lease_s, "lease", self._assert_lease, within_s=5.0)
         start(1.0, "spool", self._books.recover, within_s=600.0)
         start(60.0, "adoption", self._books.adopt, within_s=600.0)
+        start(1.0, "safety records", self._records.flush, within_s=10.0)
         start(1.0, "slow readers", self._cut_slow_readers, within_s=1.0)
         start(poll_s, "failures", self._failures.poll, within_s=5.0)
         start(10.0, "idle connections", self._sweep_connections, within_s=1.0)

@@ -14,6 +14,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._count_safety()
         self.requests = Counter(
             "headworks_gateway_requests",
             "Requests that reached the relay, by how they ended.",
@@ -84,6 +85,25 @@ class Metrics:
     def text(self) -> bytes:
         """The exposition."""
         return generate_latest(self.registry)
+
+    def _count_safety(self) -> None:
+        self.safety_hits = Counter(
+            "headworks_gateway_safety_hits",
+            "Places where a safety policy's rule matched.",
+            ["stage", "detector", "action"],
+            registry=self.registry,
+        )
+        self.safety_faults = Counter(
+            "headworks_gateway_safety_faults",
+            "Times that a detector could not do its work, and what followed: open, closed.",
+            ["detector", "on_fault"],
+            registry=self.registry,
+        )
+        self.safety_records_dropped = Counter(
+            "headworks_gateway_safety_records_dropped",
+            "Hits of which no record could be kept.",
+            registry=self.registry,
+        )
 
     def _gauge(self, name: str, documentation: str) -> Gauge:
         return Gauge(f"headworks_gateway_{name}", documentation, registry=self.registry)

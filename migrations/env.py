@@ -20,6 +20,7 @@ from store import (
     schema_reconcile,
     schema_registry,
     schema_responses,
+    schema_safety,
     schema_usage,
 )
 from store.schema import metadata
@@ -37,6 +38,7 @@ for tables in (
     schema_reconcile,
     schema_registry,
     schema_responses,
+    schema_safety,
     schema_usage,
 ):
     assert tables.metadata is metadata, "importing it adds its tables"

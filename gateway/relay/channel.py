@@ -6,8 +6,24 @@ how many were written to the client. Only the last event may pass the bound.
 
 import asyncio
 from collections import deque
+from typing import Protocol
 
 from gateway.conversation import StreamEvent
+
+
+class Screen(Protocol):
+    """What an answer's events go through before anybody may read them."""
+
+    @property
+    def filtered(self) -> bool:
+        """Whether it has ended a choice."""
+
+    @property
+    def over(self) -> bool:
+        """Whether every choice has ended, by itself or otherwise."""
+
+    def take(self, event: StreamEvent) -> list[StreamEvent]:
+        """What may be told now of this event and of those before it."""
 
 
 class Channel:
@@ -18,18 +34,39 @@ class Channel:
         self._events: deque[tuple[StreamEvent, int]] = deque()
         self._reader: asyncio.Future[bool] | None = None
         self._writer: asyncio.Future[None] | None = None
+        self._held_tokens = 0
         self.ended = False
+        self.screen: Screen | None = None  # set before the first event
+
+    @property
+    def filtered(self) -> bool:
+        """Whether the screen has ended a choice."""
+        return self.screen is not None and self.screen.filtered
+
+    @property
+    def cut(self) -> bool:
+        """Whether the screen has ended all that was still to come."""
+        return self.screen is not None and self.screen.filtered and self.screen.over
 
     def push(self, event: StreamEvent, tokens: int = 0) -> None:
         """Add an event now; `room` then says when to go on."""
+        if self.screen is None:
+            self._push(event, tokens)
+            return
+        self._held_tokens += tokens
+        for told in self.screen.take(event):
+            self._push(told, self._held_tokens)
+            self._held_tokens = 0
+
+    def _push(self, event: StreamEvent, tokens: int) -> None:
         assert not self.ended
         self._events.append((event, tokens))
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(True)
 
     def end(self, event: StreamEvent, tokens: int = 0) -> None:
-        """Add the last event."""
-        self.push(event, tokens)
+        """Add the last event. What a screen still holds is told to nobody."""
+        self._push(event, tokens + self._held_tokens)
         self.ended = True
 
     async def room(self) -> None:

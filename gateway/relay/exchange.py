@@ -9,6 +9,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+import msgspec
+
 from core.errors import Code, Refusal, RefusedError, refuse
 from core.metering import RequestTimings, Witness
 from core.money import EndCause
@@ -36,7 +38,8 @@ class Exchange:
 
     def __init__(self, shared: Shared, call: Call) -> None:
         self._shared = shared
-        self._call = call
+        self._asked = call
+        self._call = call  # as its safety policy leaves it
         self._identity = call.identity
         self._clock = asyncio.get_running_loop().time
         self._stop: Outcome | None = None
@@ -111,6 +114,8 @@ class Exchange:
             facts = {"request_id": self.request_id}
             _log.exception("a request failed by a fault of ours", extra={"facts": facts})
             outcome = Outcome(cause=EndCause.FAILED, refusal=FAULT)
+        if self.channel.cut or (self.channel.filtered and outcome.whole):
+            outcome = Outcome(cause=EndCause.FILTERED)
         self._ending = True
         timer.cancel()
         watchdog.stop()
@@ -123,6 +128,7 @@ class Exchange:
 
     async def _serve(self) -> Outcome:
         for _ in range(STALE_TRIES):
+            await self._screen()
             preparation = Preparation(self._shared, self._call, self._identity, self.request_id)
             prepared = await preparation.prepare()
             self._admission = Admission(self._shared, self._call, self._identity, prepared)
@@ -130,6 +136,14 @@ class Exchange:
                 return await self._generate(prepared.job, self._admission)
             await self._start_over(self._admission)
         raise RefusedError(CHANGING)
+
+    async def _screen(self) -> None:
+        """Hold the request, and its answer, to the tenant's safety policy if it has one."""
+        guard = await self._shared.guards.of(self._identity.tenant, self.request_id)
+        if guard is not None:
+            conversation = await guard.input(self._asked.conversation)
+            self._call = msgspec.structs.replace(self._asked, conversation=conversation)
+            self.channel.screen = guard.output(conversation)
 
     async def _start_over(self, admission: Admission) -> None:
         """Undo, read what we had cached again, and go on under a new name.

@@ -180,12 +180,12 @@ class Generation:
                 watch.got_on()
             if produced:
                 self._ticket.produced(produced)
-                if await self._hold.spent(produced):
+                if await self._hold.spent(produced) or self._channel.cut:
                     return await self._cut_short(attempt)
             await self._channel.room()
 
     async def _cut_short(self, attempt: Attempt) -> Outcome:
-        """The reservation is used up and could not be raised: the answer ends here."""
+        """The reservation is used up and could not be raised, or the answer was cut off."""
         await attempt.stop()
         self._delivery.end_open_choices()
         return Outcome(cause=EndCause.LENGTH)

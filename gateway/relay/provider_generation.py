@@ -156,14 +156,15 @@ class ProviderGeneration:
             raise broken(f"it is no event stream: {error}") from error
 
     async def _pass_on(self, events: Iterable[StreamEvent]) -> bool:
-        """Whether the answer has to end here, for it cannot be paid any further."""
+        """Whether the answer has to end here: it cannot be paid further, or was cut off."""
         for event in events:
             self._push(event)
         self._hear_usage()
         output = self._totals.output_tokens
         if output:
             self._ticket.produced(output)
-            if await self._hold.spent(output) and self._answer.open_choices:
+            spent = await self._hold.spent(output) or self._channel.cut
+            if spent and self._answer.open_choices:
                 return True
         await self._channel.room()
         return False

@@ -13,6 +13,7 @@ from gateway.relay.endings import Endings
 from gateway.relay.hold import HoldLimits
 from gateway.relay.job import Parts
 from gateway.routes import Routes
+from gateway.safety.guard import Guards
 
 
 class RelayLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +40,7 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
     prefixes: PrefixMemory
     metrics: Metrics
     endings: Endings
+    guards: Guards
     generation: Parts
     limits: RelayLimits
     hold_limits: HoldLimits

@@ -1,0 +1,126 @@
+"""A gateway's policies ready for use, and one request's.
+
+A tenant without a policy costs a look at a field. A policy that this gateway cannot make ready
+lets nothing through: its tenant asked for it.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+
+from core.errors import Code, RefusedError, refuse
+from core.safety.policy import Assigned, Rule, Stage
+from core.safety.rulebook import PolicyError, Rulebook
+from core.tenancy import Tenant
+from gateway.conversation import Conversation
+from gateway.safety.inputs import BlockedError, InputScreen
+from gateway.safety.output import OutputScreen
+from gateway.safety.records import Noted, Records
+from gateway.safety.sieve import Hit
+
+_log = logging.getLogger(__name__)
+
+BOOKS_MAX = 256  # versions of policies kept ready
+
+JSON_KINDS = frozenset({"json_schema", "json_object"})
+UNREADY = refuse(
+    Code.UNAVAILABLE, "Your account's safety policy cannot be applied at the moment."
+).refusal
+
+
+class Guards:
+    """One for each gateway."""
+
+    def __init__(self, records: Records, now_ms: Callable[[], int]) -> None:
+        self._records = records
+        self._now_ms = now_ms
+        self._books: OrderedDict[tuple[str, int], asyncio.Task[Rulebook]] = OrderedDict()
+
+    async def of(self, tenant: Tenant, request_id: str) -> "Guard | None":
+        """For one request; None where nothing is screened. Raises RefusedError."""
+        assigned = tenant.safety
+        if assigned is None:
+            return None
+        try:
+            book = await asyncio.shield(self._book(assigned))
+        except PolicyError as error:
+            facts = {"policy": assigned.name, "version": assigned.version, "error": str(error)}
+            _log.error("a safety policy cannot be made ready", extra={"facts": facts})
+            raise RefusedError(UNREADY) from error
+
+        def note(stage: Stage, choice: int, hit: Hit) -> None:
+            self._records.note(
+                Noted(
+                    hit,
+                    book.rules[hit.rule],
+                    stage=stage,
+                    choice=choice,
+                    assigned=assigned,
+                    tenant_id=tenant.id,
+                    request_id=request_id,
+                    at_ms=self._now_ms(),
+                )
+            )
+
+        return Guard(book, note)
+
+    def _book(self, assigned: Assigned) -> asyncio.Task[Rulebook]:
+        key = (assigned.name, assigned.version)
+        making = self._books.get(key)
+        if making is None or (making.done() and making.exception() is not None):
+            # In a thread: thousands of terms take a while.
+            making = asyncio.create_task(asyncio.to_thread(Rulebook, assigned.policy))
+            self._books[key] = making
+            while len(self._books) > BOOKS_MAX:
+                self._books.popitem(last=False)
+        self._books.move_to_end(key)
+        return making
+
+
+class Guard:
+    """One request's."""
+
+    def __init__(self, book: Rulebook, note: Callable[[Stage, int, Hit], None]) -> None:
+        self._book = book
+        self._note = note
+
+    async def input(self, asked: Conversation) -> Conversation:
+        """What may be sent to a model. Raises RefusedError."""
+        self._check_combination(asked)
+        if not self._book.input:
+            return asked
+        if isinstance(asked.prompt, tuple):
+            message = "prompt: your account's safety policy reads text, not token ids"
+            raise refuse(Code.UNSUPPORTED, message, param="prompt")
+        screen = InputScreen(self._book, lambda hit: self._note("input", 0, hit))
+        try:
+            return await screen.conversation(asked)
+        except BlockedError as blocked:
+            raise _refused(blocked.rule, asked) from blocked
+
+    def output(self, asked: Conversation) -> OutputScreen | None:
+        """For its answer; None where nothing of it is screened."""
+        if not self._book.output:
+            return None
+        return OutputScreen(
+            self._book,
+            choices=asked.n,
+            is_json=asked.grammar is not None and asked.grammar.kind in JSON_KINDS,
+            tell=lambda choice, hit: self._note("output", choice, hit),
+        )
+
+    def _check_combination(self, asked: Conversation) -> None:
+        """Tokens would tell what is masked, and an echo is no answer."""
+        if not self._book.output.acting:
+            return
+        for name, is_asked in (("logprobs", asked.logprobs is not None), ("echo", asked.echo)):
+            if is_asked:
+                message = f"{name}: your account's safety policy may change the answer's text"
+                raise refuse(Code.UNSUPPORTED, message, param=name)
+
+
+def _refused(rule: Rule, asked: Conversation) -> RefusedError:
+    message = f"The request was refused by your account's safety policy (rule '{rule.name}')."
+    param = "prompt" if asked.kind == "text" else "messages"
+    return refuse(Code.CONTENT_FILTER, message, param=param)

@@ -1,0 +1,72 @@
+-- name: lock_policy
+-- One writer of a policy's versions at a time, also of the first.
+SELECT pg_advisory_xact_lock(hashtext('safety_policy:' || CAST(:name AS text)));
+
+-- name: create_policy_version
+INSERT INTO safety_policies (name, version, rules, hold_chars)
+VALUES (:name, :version, :rules, :hold_chars);
+
+-- name: policy
+-- The newest version, or :version where that is not 0.
+SELECT name, version, rules, hold_chars,
+       CAST(floor(extract(epoch FROM created_at) * 1000) AS bigint) AS created_ms
+  FROM safety_policies
+ WHERE name = :name AND (:version = 0 OR version = :version)
+ ORDER BY version DESC
+ LIMIT 1;
+
+-- name: policies_page
+-- The newest version of each, in order of name, after :after.
+SELECT DISTINCT ON (name) name, version, rules, hold_chars,
+       CAST(floor(extract(epoch FROM created_at) * 1000) AS bigint) AS created_ms
+  FROM safety_policies
+ WHERE name > :after
+ ORDER BY name, version DESC
+ LIMIT :limit;
+
+-- name: assign_policy
+INSERT INTO tenant_safety (tenant_id, policy, version, keep_text)
+VALUES (:tenant_id, :policy, :version, :keep_text)
+ON CONFLICT (tenant_id) DO UPDATE
+   SET policy = excluded.policy, version = excluded.version,
+       keep_text = excluded.keep_text, updated_at = now();
+
+-- name: unassign_policy
+DELETE FROM tenant_safety WHERE tenant_id = :tenant_id RETURNING tenant_id;
+
+-- name: assignment
+SELECT policy, version, keep_text FROM tenant_safety WHERE tenant_id = :tenant_id;
+
+-- name: followers
+-- Tenants that have the newest version of a policy, whichever that is.
+SELECT tenant_id FROM tenant_safety
+ WHERE policy = :policy AND version IS NULL
+ ORDER BY tenant_id;
+
+-- name: assigned
+-- What holds for these tenants; none for one without a policy.
+SELECT t.tenant_id, t.keep_text, p.name, p.version, p.rules
+  FROM tenant_safety t
+ CROSS JOIN LATERAL (
+     SELECT s.name, s.version, s.rules FROM safety_policies s
+      WHERE s.name = t.policy AND (t.version IS NULL OR s.version = t.version)
+      ORDER BY s.version DESC
+      LIMIT 1
+ ) p
+ WHERE t.tenant_id = ANY(:tenant_ids);
+
+-- name: record_hit
+INSERT INTO safety_hits (at, tenant_id, request_id, policy, policy_version, rule, stage, action,
+                         choice, chars, text)
+VALUES (to_timestamp(:at_ms / 1000.0), :tenant_id, :request_id, :policy, :policy_version, :rule,
+        :stage, :action, :choice, :chars, :text);
+
+-- name: hits_page
+-- Newest first, before :before; :tenant_id and :request_id narrow where they are given.
+SELECT id, tenant_id, request_id, policy, policy_version, rule, stage, action, choice, chars,
+       text, CAST(floor(extract(epoch FROM at) * 1000) AS bigint) AS at_ms
+  FROM safety_hits
+ WHERE id < :before AND (:tenant_id = '' OR tenant_id = :tenant_id)
+   AND (:request_id = '' OR request_id = :request_id)
+ ORDER BY id DESC
+ LIMIT :limit;
