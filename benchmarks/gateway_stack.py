@@ -19,12 +19,12 @@ from benchmarks.engine import STORE, pulled
 from benchmarks.http_load import Target
 from benchmarks.mock_engine import BOOT_ID
 from benchmarks.own_postgres import free_port, own_postgres
+from core.allowance import Allowance
 from core.fleet import Capacity, Register, ReplicaState
 from core.ids import ENTROPY_BYTES, key_id, tenant_id
 from core.money import Price
 from core.pricing import ListedPrice
 from core.tenancy import KEY_ENTROPY_BYTES, key_digest, mint_key, public_part
-from core.tickets import Limits
 from local.valkey import EmbeddedValkey
 from store import registry, tenants
 from store.fleet import put_replica
@@ -37,7 +37,7 @@ PEPPER = "a pepper for benchmarks"
 SECRET = "an internal secret for benchmarks"  # noqa: S105 - of processes that end with the run
 PRICE = Price(id="bench-1", input_micro=100_000, cached_input_micro=50_000, output_micro=400_000)
 # Limits that are counted and never reached.
-LIMITS = Limits(
+LIMITS = Allowance(
     requests_per_min=100_000_000,
     input_tokens_per_min=1_000_000_000,
     output_tokens_per_min=1_000_000_000,
@@ -200,7 +200,7 @@ async def _seed(database: str, mock_url: str) -> str:
                 id=tenant,
                 name="benchmark",
                 salt=b"s" * 16,
-                limits=LIMITS,
+                allowance=LIMITS,
                 weight=1,
                 hard_cap_micro=HARD_CAP_MICRO,
                 disabled=False,

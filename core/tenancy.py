@@ -12,6 +12,7 @@ import re
 
 import msgspec
 
+from core.allowance import NOTHING_SAID, UNBOUNDED, Allowance, Bounds, OutputPolicy
 from core.ids import KeyId, TenantId
 from core.safety.policy import Assigned
 from core.tickets import Limits
@@ -27,7 +28,11 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     id: TenantId
     name: str
     salt: bytes  # of its prefix blocks
-    limits: Limits
+    limits: Limits  # its tier's where it has none of its own, as all of these
+    bounds: Bounds = UNBOUNDED
+    key_allowance: Allowance = NOTHING_SAID  # of each key that has none of its own
+    model_allowances: dict[str, Allowance] = {}
+    output_policy: OutputPolicy = "clamp"
     weight: int
     hard_cap_micro: int | None  # None: post-paid without a cap
     price_book: str = "list"  # whose prices it pays; what the book leaves out is at list price
@@ -49,6 +54,8 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     revoked: bool
     hard_capped: bool = False  # some hard limit is on this key
+    allowance: Allowance = NOTHING_SAID  # its own, as that for models
+    model_allowances: dict[str, Allowance] = {}
     models: tuple[str, ...] | None = None  # as its tenant's: both must allow a name
     version: int
 

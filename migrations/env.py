@@ -16,6 +16,7 @@ from sqlalchemy.pool import NullPool
 from core.settings import read_settings
 from store import (
     schema_idempotency,
+    schema_limits,
     schema_providers,
     schema_reconcile,
     schema_registry,
@@ -34,6 +35,7 @@ PARTITION = re.compile(r"(usage|witnesses)_(y\d{4}m\d{2}|other|hourly|daily)")
 
 for tables in (
     schema_idempotency,
+    schema_limits,
     schema_providers,
     schema_reconcile,
     schema_registry,

@@ -40,10 +40,7 @@ tenants = Table(
     Column("id", Text, primary_key=True),
     Column("name", Text, nullable=False),
     Column("salt", LargeBinary, nullable=False),
-    Column("requests_per_min", BigInteger, nullable=False, server_default="0"),
-    Column("input_tokens_per_min", BigInteger, nullable=False, server_default="0"),
-    Column("output_tokens_per_min", BigInteger, nullable=False, server_default="0"),
-    Column("concurrency", BigInteger, nullable=False, server_default="0"),
+    Column("output_policy", Text, nullable=False, server_default="clamp"),
     Column("weight", Integer, nullable=False, server_default="1"),
     Column("disabled", Boolean, nullable=False, server_default="false"),
     Column("price_book", Text, ForeignKey("price_books.id"), nullable=False, server_default="list"),
@@ -54,7 +51,9 @@ tenants = Table(
     Column("updated_at", _TIME, nullable=False, server_default="now()"),
     UniqueConstraint("name"),
     CheckConstraint("octet_length(salt) = 16", name="salt"),
+    CheckConstraint("output_policy IN ('clamp', 'refuse')", name="output_policy"),
     Index(None, "version"),
+    Index(None, "tier"),
     Index(None, "price_book"),
 )
 

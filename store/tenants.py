@@ -8,11 +8,12 @@ from collections.abc import Mapping
 
 import msgspec
 
+from core.allowance import NOTHING_SAID, Allowance, OutputPolicy, SaidRow, layered, said_by
 from core.ids import KeyId, TenantId
 from core.tenancy import KeyRecord, Tenant
-from core.tickets import Limits
 from store.accounts import open_account, set_hard_cap
 from store.changes import current_change, next_change
+from store.limits import say
 from store.postgres import Connection
 from store.queries import load
 from store.rows import struct_row
@@ -28,7 +29,8 @@ class NewTenant(msgspec.Struct, frozen=True, kw_only=True):
     id: TenantId
     name: str
     salt: bytes
-    limits: Limits
+    allowance: Allowance = NOTHING_SAID  # what is its own of limits
+    output_policy: OutputPolicy = "clamp"
     weight: int
     hard_cap_micro: int | None
     price_book: str = "list"  # known, or the database refuses
@@ -61,10 +63,8 @@ class _TenantRow(msgspec.Struct, frozen=True, kw_only=True):
     id: TenantId
     name: str
     salt: bytes
-    requests_per_min: int
-    input_tokens_per_min: int
-    output_tokens_per_min: int
-    concurrency: int
+    said: list[SaidRow] | None
+    output_policy: OutputPolicy
     weight: int
     price_book: str
     tier: str
@@ -76,16 +76,18 @@ class _TenantRow(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[str, ...] | None
 
     def tenant(self) -> Tenant:
+        said = self.said or []
+        by_model = layered(said_by(said, "tenant"), said_by(said, "tier"))
+        whole = by_model.pop("")
         return Tenant(
             id=self.id,
             name=self.name,
             salt=self.salt,
-            limits=Limits(
-                requests_per_min=self.requests_per_min,
-                input_tokens_per_min=self.input_tokens_per_min,
-                output_tokens_per_min=self.output_tokens_per_min,
-                concurrency=self.concurrency,
-            ),
+            limits=whole.limits,
+            bounds=whole.bounds,
+            key_allowance=said_by(said, "tier_key").get("", NOTHING_SAID),
+            model_allowances=by_model,
+            output_policy=self.output_policy,
             weight=self.weight,
             hard_cap_micro=self.hard_cap_micro,
             price_book=self.price_book,
@@ -98,14 +100,40 @@ class _TenantRow(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class _KeyRow(msgspec.Struct, frozen=True, kw_only=True):
+    id: KeyId
+    tenant_id: TenantId
+    name: str
+    revoked: bool
+    hard_capped: bool
+    said: list[SaidRow] | None
+    models: tuple[str, ...] | None
+    version: int
+
+    def key(self) -> KeyRecord:
+        by_model = said_by(self.said or [], "key")
+        return KeyRecord(
+            id=self.id,
+            tenant_id=self.tenant_id,
+            name=self.name,
+            revoked=self.revoked,
+            hard_capped=self.hard_capped,
+            allowance=by_model.pop("", NOTHING_SAID),
+            model_allowances=by_model,
+            models=self.models,
+            version=self.version,
+        )
+
+
 async def create_tenant(conn: Connection, new: NewTenant) -> bool:
     """The tenant and its account. False when the name is taken: nothing was made."""
     values = msgspec.structs.asdict(new)
-    limits = msgspec.structs.asdict(values.pop("limits"))
+    allowance = values.pop("allowance")
     version = await next_change(conn, "tenancy")
-    cursor = await conn.execute(_sql["create_tenant"], {**values, **limits, "version": version})
+    cursor = await conn.execute(_sql["create_tenant"], values | {"version": version})
     if await cursor.fetchone() is None:
         return False
+    await say(conn, "tenant", new.id, allowance)
     await open_account(conn, new.id, new.hard_cap_micro)
     return True
 
@@ -141,11 +169,10 @@ async def tenant_for_change(conn: Connection, tenant_id: str) -> Tenant | None:
 
 
 async def change_tenant(conn: Connection, tenant: Tenant) -> Tenant:
-    """Write all but its name and salt; returns it as it is then, with its new version."""
+    """Write all but its name, salt and limits; returns it as it is then, with a new version."""
     version = await next_change(conn, "tenancy")
     values = msgspec.structs.asdict(tenant) | {"version": version}
-    limits = msgspec.structs.asdict(values.pop("limits"))
-    await conn.execute(_sql["update_tenant"], {**values, **limits})
+    await conn.execute(_sql["update_tenant"], values)
     await set_hard_cap(conn, tenant.id, tenant.hard_cap_micro)
     return await _there(conn, tenant.id)
 
@@ -201,12 +228,12 @@ async def revoke_key(conn: Connection, key_id: str) -> KeyRow | None:
 
 async def key_by_digest(conn: Connection, digest: bytes) -> tuple[KeyRecord, Tenant] | None:
     """The key and its tenant, revoked and disabled ones included."""
-    async with conn.cursor(row_factory=struct_row(KeyRecord)) as cursor:
+    async with conn.cursor(row_factory=struct_row(_KeyRow)) as cursor:
         await cursor.execute(_sql["key_by_digest"], {"digest": digest})
-        key = await cursor.fetchone()
-    if key is None:
+        row = await cursor.fetchone()
+    if row is None:
         return None
-    return key, await _there(conn, key.tenant_id)
+    return row.key(), await _there(conn, row.tenant_id)
 
 
 async def changes_since(conn: Connection, since: int, *, limit: int = CHANGES_MAX) -> Changes:
@@ -217,9 +244,9 @@ async def changes_since(conn: Connection, since: int, *, limit: int = CHANGES_MA
     # The clock first: a row that changes while we read is then told twice, never missed.
     version = await current_change(conn, "tenancy")
     values = {"since": since, "limit": limit}
-    async with conn.cursor(row_factory=struct_row(KeyRecord)) as cursor:
+    async with conn.cursor(row_factory=struct_row(_KeyRow)) as cursor:
         await cursor.execute(_sql["keys_changed_since"], values)
-        keys = await cursor.fetchall()
+        keys = [row.key() for row in await cursor.fetchall()]
     tenants = await _tenants(conn, "tenants_changed_since", values)
     for rows in (keys, tenants):
         if len(rows) == limit:

@@ -14,11 +14,12 @@ from control_plane.api.paging import ROWS, After, Filter, Limit
 from control_plane.auth import ADMIN
 from control_plane.errors import ExistsError
 from control_plane.services import Services
+from core.allowance import NOTHING_SAID, Allowance, Bounds, OutputPolicy, said_by
 from core.errors import Code, refuse
 from core.ids import ENTROPY_BYTES, tenant_id
 from core.tenancy import Tenant
 from core.tickets import Limits
-from store import tenants
+from store import limits, tenants
 from store.audit_log import record
 from store.postgres import Connection
 
@@ -27,16 +28,19 @@ Weight = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 
 
 class LimitsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """0 is unlimited; what is left out stays, or is unlimited at first."""
+    """0 is unlimited, null what the tier says; what is left out stays, or is null at first."""
 
-    requests_per_min: Amount | msgspec.UnsetType = msgspec.UNSET
-    input_tokens_per_min: Amount | msgspec.UnsetType = msgspec.UNSET
-    output_tokens_per_min: Amount | msgspec.UnsetType = msgspec.UNSET
-    concurrency: Amount | msgspec.UnsetType = msgspec.UNSET
+    requests_per_min: Amount | msgspec.UnsetType | None = msgspec.UNSET
+    input_tokens_per_min: Amount | msgspec.UnsetType | None = msgspec.UNSET
+    output_tokens_per_min: Amount | msgspec.UnsetType | None = msgspec.UNSET
+    concurrency: Amount | msgspec.UnsetType | None = msgspec.UNSET
+    prompt_tokens_max: Amount | msgspec.UnsetType | None = msgspec.UNSET
+    output_tokens_max: Amount | msgspec.UnsetType | None = msgspec.UNSET
+    deadline_ms_max: Amount | msgspec.UnsetType | None = msgspec.UNSET
 
-    def over(self, limits: Limits) -> Limits:
-        """`limits` with what is given here in place."""
-        return msgspec.structs.replace(limits, **_given(self))
+    def over(self, own: Allowance) -> Allowance:
+        """`own` with what is given here in place."""
+        return msgspec.structs.replace(own, **_given(self))
 
 
 class CreateTenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,6 +48,7 @@ class CreateTenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     name: TenantName
     limits: LimitsBody = LimitsBody()
+    output_policy: OutputPolicy = "clamp"
     weight: Weight = 1
     hard_cap_micro: Amount | None = None
     price_book: str = "list"
@@ -56,6 +61,7 @@ class PatchTenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """What is left out stays."""
 
     limits: LimitsBody | msgspec.UnsetType = msgspec.UNSET
+    output_policy: OutputPolicy | msgspec.UnsetType = msgspec.UNSET
     weight: Weight | msgspec.UnsetType = msgspec.UNSET
     hard_cap_micro: Amount | msgspec.UnsetType | None = msgspec.UNSET
     price_book: str | msgspec.UnsetType = msgspec.UNSET
@@ -65,11 +71,16 @@ class PatchTenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class TenantBody(msgspec.Struct, frozen=True, kw_only=True):
-    """A tenant without its salt, which is nobody's business."""
+    """A tenant without its salt, which is nobody's business.
+
+    `limits` and `bounds` are what holds in the end, its tier's word included; 0 is unlimited.
+    """
 
     id: str
     name: str
     limits: Limits
+    bounds: Bounds
+    output_policy: OutputPolicy
     weight: int
     hard_cap_micro: int | None
     price_book: str
@@ -95,7 +106,8 @@ async def create_tenant(
         id=tenant_id(secrets.token_bytes(ENTROPY_BYTES)),
         name=data.name,
         salt=secrets.token_bytes(SALT_BYTES),
-        limits=data.limits.over(Limits()),
+        allowance=data.limits.over(NOTHING_SAID),
+        output_policy=data.output_policy,
         weight=data.weight,
         hard_cap_micro=data.hard_cap_micro,
         price_book=data.price_book,
@@ -144,8 +156,10 @@ async def patch_tenant(
         if data.price_book is not msgspec.UNSET:
             await _require_price_book(conn, data.price_book)
         changes = _given(data)
+        changes.pop("limits", None)
         if data.limits is not msgspec.UNSET:
-            changes["limits"] = data.limits.over(before.limits)
+            own = said_by(await limits.said_of(conn, ["tenant"], tenant), "tenant")
+            await limits.say(conn, "tenant", tenant, data.limits.over(own.get("", NOTHING_SAID)))
         changed = await tenants.change_tenant(conn, msgspec.structs.replace(before, **changes))
         detail = msgspec.to_builtins(data)
         await record(conn, actor=ADMIN, action="tenant.change", subject=tenant, detail=detail)

@@ -1,18 +1,18 @@
 -- name: create_tenant
 -- No row when the name is taken.
-INSERT INTO tenants (id, name, salt, requests_per_min, input_tokens_per_min,
-                     output_tokens_per_min, concurrency, weight, price_book, tier, billed,
+INSERT INTO tenants (id, name, salt, output_policy, weight, price_book, tier, billed,
                      disabled, version)
-VALUES (:id, :name, :salt, :requests_per_min, :input_tokens_per_min,
-        :output_tokens_per_min, :concurrency, :weight, :price_book, :tier, :billed,
+VALUES (:id, :name, :salt, :output_policy, :weight, :price_book, :tier, :billed,
         :disabled, :version)
 ON CONFLICT (name) DO NOTHING
 RETURNING id;
 
 -- name: tenant_by_id
-SELECT t.id, t.name, t.salt, t.requests_per_min, t.input_tokens_per_min,
-       t.output_tokens_per_min, t.concurrency, t.weight, t.price_book, t.tier, t.billed,
+SELECT t.id, t.name, t.salt, t.output_policy, t.weight, t.price_book, t.tier, t.billed,
        t.disabled, t.version, a.hard_cap_micro,
+       (SELECT jsonb_agg(l.said) FROM limits_said l
+         WHERE (l.subject, l.id) IN (('tenant', t.id), ('tier', t.tier), ('tier_key', t.tier))
+       ) AS said,
        a.hard_cap_micro IS NOT NULL OR a.prepaid OR EXISTS (
            SELECT FROM caps c
             WHERE c.tenant_id = t.id AND c.key_id = '' AND c.hard_micro IS NOT NULL
@@ -29,9 +29,11 @@ SELECT id FROM price_books WHERE id = :book;
 
 -- name: tenants_page
 -- In order of name, after :after; :name narrows to one where it is given.
-SELECT t.id, t.name, t.salt, t.requests_per_min, t.input_tokens_per_min,
-       t.output_tokens_per_min, t.concurrency, t.weight, t.price_book, t.tier, t.billed,
+SELECT t.id, t.name, t.salt, t.output_policy, t.weight, t.price_book, t.tier, t.billed,
        t.disabled, t.version, a.hard_cap_micro,
+       (SELECT jsonb_agg(l.said) FROM limits_said l
+         WHERE (l.subject, l.id) IN (('tenant', t.id), ('tier', t.tier), ('tier_key', t.tier))
+       ) AS said,
        a.hard_cap_micro IS NOT NULL OR a.prepaid OR EXISTS (
            SELECT FROM caps c
             WHERE c.tenant_id = t.id AND c.key_id = '' AND c.hard_micro IS NOT NULL
@@ -47,9 +49,7 @@ SELECT id FROM tenants WHERE id = :id FOR UPDATE;
 
 -- name: update_tenant
 UPDATE tenants
-   SET requests_per_min = :requests_per_min, input_tokens_per_min = :input_tokens_per_min,
-       output_tokens_per_min = :output_tokens_per_min, concurrency = :concurrency,
-       weight = :weight, price_book = :price_book, tier = :tier, billed = :billed,
+   SET output_policy = :output_policy, weight = :weight, price_book = :price_book, tier = :tier, billed = :billed,
        disabled = :disabled, version = :version, updated_at = now()
  WHERE id = :id;
 
@@ -57,9 +57,11 @@ UPDATE tenants
 UPDATE tenants SET version = :version WHERE id = :id;
 
 -- name: tenants_changed_since
-SELECT t.id, t.name, t.salt, t.requests_per_min, t.input_tokens_per_min,
-       t.output_tokens_per_min, t.concurrency, t.weight, t.price_book, t.tier, t.billed,
+SELECT t.id, t.name, t.salt, t.output_policy, t.weight, t.price_book, t.tier, t.billed,
        t.disabled, t.version, a.hard_cap_micro,
+       (SELECT jsonb_agg(l.said) FROM limits_said l
+         WHERE (l.subject, l.id) IN (('tenant', t.id), ('tier', t.tier), ('tier_key', t.tier))
+       ) AS said,
        a.hard_cap_micro IS NOT NULL OR a.prepaid OR EXISTS (
            SELECT FROM caps c
             WHERE c.tenant_id = t.id AND c.key_id = '' AND c.hard_micro IS NOT NULL
@@ -76,6 +78,8 @@ VALUES (:id, :tenant_id, :name, :public, :digest, :version);
 
 -- name: key_by_digest
 SELECT k.id, k.tenant_id, k.name, k.revoked_at IS NOT NULL AS revoked, k.version,
+       (SELECT jsonb_agg(l.said) FROM limits_said l
+         WHERE l.subject = 'key' AND l.id = k.id) AS said,
        EXISTS (
            SELECT FROM caps c
             WHERE c.tenant_id = k.tenant_id AND c.key_id = k.id AND c.hard_micro IS NOT NULL
@@ -112,6 +116,8 @@ RETURNING id, tenant_id, name, public, version,
 
 -- name: keys_changed_since
 SELECT k.id, k.tenant_id, k.name, k.revoked_at IS NOT NULL AS revoked, k.version,
+       (SELECT jsonb_agg(l.said) FROM limits_said l
+         WHERE l.subject = 'key' AND l.id = k.id) AS said,
        EXISTS (
            SELECT FROM caps c
             WHERE c.tenant_id = k.tenant_id AND c.key_id = k.id AND c.hard_micro IS NOT NULL

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
 import pytest
 
+from core.allowance import Allowance
 from core.money import EndCause
-from core.tickets import Limits
 from store import registry, tenants
 from store.dispatch import Dispatch
+from store.limits import say
 from tests.support.anthropic_grammar import check_anthropic_stream
 from tests.support.client import ask
 from tests.support.gateway_requests import (
@@ -146,19 +146,14 @@ async def test_rows_that_went_stale_are_read_again_once(
         caller = await world.add_caller()
         assert (await post(world, caller)).status_code == 200
         async with world.postgres.transaction() as conn:
-            tenant = await tenants.tenant_for_change(conn, caller.tenant_id)
-            assert tenant is not None
-            changed = await tenants.change_tenant(
-                conn, msgspec.structs.replace(tenant, limits=Limits(requests_per_min=7))
-            )
+            await say(conn, "tenant", caller.tenant_id, Allowance(requests_per_min=7))
+            version = await tenants.touch_tenant(conn, caller.tenant_id)
             route = await registry.put_route(
                 conn, model=MODEL, deployment=DEPLOYMENT, max_output_tokens=9
             )
         pusher = Dispatch(world.settings.redis_url, "pusher")
         await pusher.start()
-        await pusher.push_versions(
-            tenants={caller.tenant_id: changed.version}, routes={MODEL: route}
-        )
+        await pusher.push_versions(tenants={caller.tenant_id: version}, routes={MODEL: route})
         await pusher.close()
         response = await post(world, caller, max_tokens=None)
         assert response.status_code == 200, response.text

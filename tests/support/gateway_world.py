@@ -17,6 +17,7 @@ import msgspec
 from artifacts.manifest import Manifest
 from artifacts.pull import pull
 from artifacts.store import ModelStore
+from core.allowance import NOTHING_SAID, Allowance
 from core.fleet import Capacity, Register, ReplicaState
 from core.ids import ENTROPY_BYTES, KeyId, key_id
 from core.money import Price
@@ -100,9 +101,11 @@ class World:
         return f"http://127.0.0.1:{port}"
 
     async def add_caller(
-        self, *, limits: Limits | None = None, hard_cap_micro: int | None = None
+        self, *, limits: Limits | None = None, hard_cap_micro: int | None = None, **changes: Any
     ) -> Caller:
-        new = a_new_tenant(limits=limits or Limits(), hard_cap_micro=hard_cap_micro)
+        said = Allowance(**msgspec.structs.asdict(limits)) if limits is not None else NOTHING_SAID
+        fields = {"allowance": said, "hard_cap_micro": hard_cap_micro} | changes
+        new = a_new_tenant(**fields)
         key = mint_key(secrets.token_bytes(KEY_ENTROPY_BYTES))
         identity = key_id(secrets.token_bytes(ENTROPY_BYTES))
         async with self.postgres.transaction() as conn:

@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from core.allowance import Allowance
 from core.fleet import Beat, Capacity, Register, ReplicaState
 from core.ids import ENTROPY_BYTES, tenant_id
 from core.money import Price
 from core.pricing import ListedPrice
-from core.tickets import Limits
 from store import registry, tenants
 from store.postgres import Connection, Postgres, PostgresConfig
 from store.prices import seed_prices
@@ -29,7 +29,7 @@ def a_new_tenant(**changes: Any) -> tenants.NewTenant:
         "id": tenant_id(secrets.token_bytes(ENTROPY_BYTES)),
         "name": f"tenant {secrets.token_hex(4)}",
         "salt": secrets.token_bytes(16),
-        "limits": Limits(requests_per_min=60, concurrency=4),
+        "allowance": Allowance(requests_per_min=60, concurrency=4),
         "weight": 2,
         "hard_cap_micro": 1_000_000,
         "disabled": False,

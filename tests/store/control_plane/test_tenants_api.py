@@ -33,6 +33,8 @@ async def test_a_tenant_is_made_read_and_found_by_name(plane):
         "output_tokens_per_min": 0,
         "concurrency": 0,
     }
+    assert made["bounds"] == {"prompt_tokens_max": 0, "output_tokens_max": 0, "deadline_ms_max": 0}
+    assert made["output_policy"] == "clamp"
     assert (made["weight"], made["hard_cap_micro"], made["disabled"]) == (3, 5_000_000, False)
     assert (await plane.admin("GET", f"/tenants/{made['id']}")).json() == made
     found = (await plane.admin("GET", "/tenants", name=body["name"])).json()
