@@ -5,6 +5,7 @@ import logging
 from control_plane.background import Job
 from control_plane.reaper import Reaper
 from control_plane.reconciler import Reconciler
+from control_plane.response_jobs import responses_job
 from control_plane.services import Services
 from control_plane.soft_caps import soft_caps_job
 from control_plane.usage_jobs import usage_jobs
@@ -40,6 +41,7 @@ def jobs(services: Services) -> list[Job]:
         soft_caps_job(services),
         Job(name="reconciler", every_ms=reconciler.every_ms, run=reconciler.round),
         *usage_jobs(services),
+        responses_job(services),
     ]
 
 

@@ -44,6 +44,7 @@ class NewResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 async def keep_response(conn: Connection, new: NewResponse) -> bool:
     """False where the tenant keeps nothing. Idempotent by id."""
+    await conn.execute(_sql["keeping"], {"tenant_id": new.tenant_id})
     cursor = await conn.execute(_sql["keep_response"], msgspec.structs.asdict(new))
     return await cursor.fetchone() is not None
 
@@ -88,6 +89,7 @@ async def put_policy(conn: Connection, tenant_id: str, *, keep: bool) -> int:
 
     Turned off, what was kept is deleted with it; returns how many that were.
     """
+    await conn.execute(_sql["changing"], {"tenant_id": tenant_id})
     await conn.execute(_sql["put_policy"], {"tenant_id": tenant_id, "keep": keep})
     if keep:
         return 0

@@ -1,5 +1,13 @@
 -- Responses kept for `previous_response_id`. Every statement names the tenant: another's is none.
 
+-- A change of a tenant's policy waits for what is being kept, and what comes after sees it. The
+-- first number is any fixed one of ours.
+-- name: keeping
+SELECT pg_advisory_xact_lock_shared(1212498245, hashtext(:tenant_id));
+
+-- name: changing
+SELECT pg_advisory_xact_lock(1212498245, hashtext(:tenant_id));
+
 -- No row when the tenant has said that nothing is to be kept. Repeating it changes nothing.
 -- name: keep_response
 INSERT INTO responses (id, tenant_id, previous_id, expires_at, key_id, nonce, body, bytes)
