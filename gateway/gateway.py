@@ -15,6 +15,7 @@ from pathlib import Path
 
 from artifacts.store import ModelStore
 from core import ids
+from core.bindings import BindingRules
 from core.deaths import DeathRules
 from core.retries import RetryRules
 from core.secrets import read_key_ring
@@ -42,6 +43,7 @@ from gateway.settings import GatewaySettings
 from gateway.sources import PostgresSource
 from gateway.spool import Spool
 from gateway.worker_client import WorkerClient, WorkerLimits
+from store.bindings import Bindings
 from store.dispatch import Dispatch
 from store.failures import FailureRules, Failures
 from store.leases import assert_lease, retire_lease, spools_adopted
@@ -134,6 +136,10 @@ class Gateway:
         await self._first_contact()
         self._dispatch = Dispatch(settings.redis_url, self.id)
         await self._dispatch.start()
+        self._bindings = Bindings(
+            settings.redis_url, BindingRules(idle_ms=settings.binding_idle_ms)
+        )
+        self._bindings.start()
         self._failures = Failures(settings.redis_url, _failure_rules(settings))
         self._failures.start()
         self.relay = Relay(self._shared())
@@ -147,6 +153,7 @@ class Gateway:
         await self._records.close()
         await self._last_words()
         await self._dispatch.close()
+        await self._bindings.close()
         await self._failures.close()
         await self._ledger.close()
         await self._spool.close()
@@ -233,6 +240,7 @@ class Gateway:
             books=self._books,
             prefixes=PrefixMemory(),
             metrics=self.metrics,
+            bindings=self._bindings,
             endings=self._endings,
             guards=Guards(self._records, now_ms),
             generation=parts,
@@ -280,8 +288,8 @@ class Gateway:
         for pool, replicas in self.routes.announcement().items():
             self._dispatch.set_replicas(pool, replicas)
         self._health.keep(view.boot_id for view in self._replicas())
-        for model in self.routes.models.values():
-            self.prompts.want(model.version)
+        for version in self.routes.versions:
+            self.prompts.want(version)
 
     async def _poll_keys(self) -> None:
         await self.auth.poll()

@@ -15,6 +15,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._count_safety()
+        self._count_tries()
         self.requests = Counter(
             "headworks_gateway_requests",
             "Requests that reached the relay, by how they ended.",
@@ -45,12 +46,6 @@ class Metrics:
         self.request_s = _seconds(
             self.registry, "request_seconds", "Request received to its end.", SECONDS
         )
-        self.setbacks = Counter(
-            "headworks_gateway_setbacks",
-            "Attempts that did not finish: nack, unsent, moved, error, death.",
-            ["kind"],
-            registry=self.registry,
-        )
         self.provider_faults = Counter(
             "headworks_gateway_provider_faults",
             "Requests that an outside provider failed or refused, by what it was.",
@@ -63,14 +58,6 @@ class Metrics:
             ["provider"],
             registry=self.registry,
         )
-        self.retries_refused = Counter(
-            "headworks_gateway_retries_refused",
-            "Deaths told to the client because the fleet's retry budget was used up.",
-            registry=self.registry,
-        )
-        self.replicas_shunned = self._gauge(
-            "replicas_shunned", "Replicas that this gateway passes over because they fail."
-        )
         self.open_requests = self._gauge("open_requests", "Requests under way.")
         self.settling = self._gauge("settling", "Requests ended and not yet settled.")
         self.spool_bytes = self._gauge("spool_bytes", "Words to the ledger waiting on disk.")
@@ -81,6 +68,28 @@ class Metrics:
         )
         self.view_age_s = self._gauge("view_age_seconds", "Age of the routing view.")
         self.worker_connections = self._gauge("worker_connections", "Open connections to workers.")
+
+    def _count_tries(self) -> None:
+        self.setbacks = Counter(
+            "headworks_gateway_setbacks",
+            "Attempts that did not finish: nack, unsent, moved, error, death.",
+            ["kind"],
+            registry=self.registry,
+        )
+        self.fallbacks = Counter(
+            "headworks_gateway_fallbacks",
+            "Targets given up for another, by what they failed for.",
+            ["cause"],
+            registry=self.registry,
+        )
+        self.retries_refused = Counter(
+            "headworks_gateway_retries_refused",
+            "Deaths told to the client because the fleet's retry budget was used up.",
+            registry=self.registry,
+        )
+        self.replicas_shunned = self._gauge(
+            "replicas_shunned", "Replicas that this gateway passes over because they fail."
+        )
 
     def text(self) -> bytes:
         """The exposition."""

@@ -1,14 +1,14 @@
 """The last routing view this gateway has read: the one mutable place that routing reads from."""
 
-from collections.abc import Mapping
-
 from core.errors import Refusal
 from core.pricing import PriceTable
-from core.registry import RoutingView, ServedModel
+from core.registry import RoutingView
 from core.tenancy import Tenant
 from core.tickets import ReplicaView
+from gateway.auth import Identity
 from gateway.conversation import ModelCard
-from gateway.routing import is_sold, not_priced, output_limit, route, served_models
+from gateway.route_index import Route, RouteIndex
+from gateway.routing import is_sold, not_priced, output_limit
 
 
 class Routes:
@@ -20,15 +20,16 @@ class Routes:
         self.view = RoutingView(
             region=region, version=0, models=(), prices=PriceTable(()), replicas={}
         )
-        self.models: Mapping[str, ServedModel] = {}
+        self.index = RouteIndex(self.view)
         self.read_s = float("-inf")
         self._ready_s: dict[str, float] = {}  # when a pool last had a ready replica
         self._told: frozenset[str] = frozenset()  # pools in the last announcement
 
     def update(self, view: RoutingView, read_s: float) -> None:
         """Route by this view from now on."""
+        if view.tables is not self.view.tables or view.models is not self.view.models:
+            self.index = RouteIndex(view)
         self.view = view
-        self.models = served_models(view)
         self.read_s = read_s
         for pool, replicas in view.replicas.items():
             if pool not in self._ready_s or any(replica.ready for replica in replicas):
@@ -63,26 +64,37 @@ class Routes:
         """Replicas that take work now, in all pools."""
         return sum(r.ready for replicas in self.view.replicas.values() for r in replicas)
 
-    def find(self, name: str, tenant: Tenant, at_ms: int) -> ServedModel | Refusal:
-        """The model of this name, if the tenant may use it now."""
-        found = route(self.models, name)
-        if isinstance(found, Refusal) or self._sells(found, tenant, at_ms):
+    @property
+    def versions(self) -> frozenset[str]:
+        """Of ours, that some name leads to."""
+        return frozenset(model.version for model in self.view.models)
+
+    def find(self, name: str, identity: Identity, at_ms: int) -> Route | Refusal:
+        """What this name leads the caller to, if it may use it now."""
+        found = self.index.find(name, identity.tenant, identity.key)
+        if isinstance(found, Refusal) or self._sells((name, found.name), identity.tenant, at_ms):
             return found
         return not_priced(name)
 
-    def cards(self, tenant: Tenant, at_ms: int) -> tuple[ModelCard, ...]:
-        """What a tenant may know, the newest model first."""
-        models = sorted(self.models.values(), key=lambda model: (-model.created_ms, model.model))
-        return tuple(self.card(model) for model in models if self._sells(model, tenant, at_ms))
+    def cards(self, identity: Identity, at_ms: int) -> tuple[ModelCard, ...]:
+        """What a caller may know, the newest model first."""
+        cards = [
+            self.card(name, route)
+            for name, route in self.index.names(identity.tenant, identity.key)
+            if self._sells((name, route.name), identity.tenant, at_ms)
+        ]
+        return tuple(sorted(cards, key=lambda card: (-card.created_ms, card.id)))
 
-    def card(self, model: ServedModel) -> ModelCard:
+    def card(self, name: str, route: Route) -> ModelCard:
         """One of `cards`."""
+        model = route.widest
         return ModelCard(
-            id=model.model,
+            id=name,
             created_ms=model.created_ms,
             context_tokens=model.context_tokens,
             output_tokens_max=output_limit(model, self.output_tokens_max),
         )
 
-    def _sells(self, model: ServedModel, tenant: Tenant, at_ms: int) -> bool:
-        return is_sold(self.view.prices, tenant, model.model, at_ms=at_ms)
+    def _sells(self, names: tuple[str, ...], tenant: Tenant, at_ms: int) -> bool:
+        prices = self.view.prices
+        return any(is_sold(prices, tenant, name, at_ms=at_ms) for name in names)

@@ -1,22 +1,19 @@
-"""Where a request goes, what it costs and how large it may grow: pure decisions.
+"""What a request costs and how large it may grow: pure decisions, from the last routing view.
 
-They are made from the last routing view.
-
-Not placement (that is the dispatcher's) and not the sending. Refusals are values, in the
-order in which each function tries them. Invariant: what is sized here fits the model's
-context, and asks for at least one token.
+Where it goes is for `route_plan` to say. Refusals are values, in the order in which each
+function tries them. Invariant: what is sized here fits the model's context, and asks for at
+least one token.
 """
 
-from collections.abc import Mapping
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import msgspec
 
 from core.errors import Code, Refusal
 from core.money import Price
-from core.pricing import PriceTable, Terms
+from core.pricing import UNPRICED, PriceTable, Terms
 from core.protocol import ServiceClass
-from core.registry import RoutingView, ServedModel
+from core.registry import TargetModel
 from core.tenancy import Tenant
 from core.tickets import ReplicaView
 
@@ -36,34 +33,36 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
         return self.max_tokens * self.choices
 
 
-def served_models(view: RoutingView) -> Mapping[str, ServedModel]:
-    """By public name, for `route`."""
-    return {model.model: model for model in view.models}
-
-
-def route(models: Mapping[str, ServedModel], name: str) -> ServedModel | Refusal:
-    """The model served under exactly this name, case included."""
-    found = models.get(name)
-    if found is None:
-        return Refusal(
-            code=Code.MODEL_NOT_FOUND,
-            message=f"The model `{name}` does not exist or you do not have access to it.",
-            param="model",
-        )
-    return found
-
-
 def terms(tenant: Tenant) -> Terms:
     """What of a tenant decides its prices."""
     return Terms(book=tenant.price_book, tier=tenant.tier, billed=tenant.billed)
 
 
+class Charged(NamedTuple):
+    """A price, and the public name that it is the price of."""
+
+    price: Price
+    name: str
+
+
 def charged(
-    prices: PriceTable, tenant: Tenant, model: str, *, service_class: ServiceClass, at_ms: int
-) -> Price | Refusal:
-    """The price of a request made at `at_ms`. Refused: a tenant is billed and there is none."""
-    price = prices.charged(terms(tenant), model, service_class=service_class, at_ms=at_ms)
-    return not_priced(model) if price is None else price
+    prices: PriceTable,
+    tenant: Tenant,
+    names: tuple[str, ...],
+    *,
+    service_class: ServiceClass,
+    at_ms: int,
+) -> Charged | Refusal:
+    """The price of a request made at `at_ms` under a name that leads to the others.
+
+    Its own price counts, else that of the name it leads to, whatever target answers in the end.
+    Refused: a tenant is billed and there is none. Otherwise it is free, under the last name.
+    """
+    for name in names:
+        price = prices.resolve(terms(tenant), name, service_class=service_class, at_ms=at_ms)
+        if price is not None:
+            return Charged(price, name)
+    return not_priced(names[0]) if tenant.billed else Charged(UNPRICED, names[-1])
 
 
 def not_priced(model: str) -> Refusal:
@@ -83,14 +82,14 @@ def is_sold(prices: PriceTable, tenant: Tenant, model: str, *, at_ms: int) -> bo
     )
 
 
-def output_limit(model: ServedModel, output_tokens_max: int) -> int:
+def output_limit(model: TargetModel, output_tokens_max: int) -> int:
     """The most tokens an answer of this model may have; `output_tokens_max` 0 is no limit."""
     limits = (model.context_tokens - 1, model.max_output_tokens, output_tokens_max)
     return min(limit for limit in limits if limit > 0)
 
 
 def size(
-    model: ServedModel,
+    model: TargetModel,
     *,
     prompt_tokens: int,
     max_tokens: int | None,
@@ -145,7 +144,7 @@ def block_tokens(replicas: tuple[ReplicaView, ...]) -> int:
     return min((replica.block_tokens for replica in replicas), default=BLOCK_TOKENS_DEFAULT)
 
 
-def _too_long(model: ServedModel, detail: str, param: str) -> Refusal:
+def _too_long(model: TargetModel, detail: str, param: str) -> Refusal:
     return Refusal(
         code=Code.CONTEXT_LENGTH,
         message=f"This model's maximum context length is {model.context_tokens} tokens. {detail}",

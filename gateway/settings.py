@@ -49,6 +49,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     deaths_max: int = 3  # of replicas, under one request
     nacked_ms: int = 60_000  # of being declined again and again, before a request is refused
     unsent_ms: int = 15_000  # of trying replicas that cannot be reached
+    binding_idle_ms: int = 3_600_000  # a conversation is remembered so long after its last request
     no_replica_ms: int = 10_000  # without a ready replica, before a model's requests are refused
     breaker_failures: int = 3  # in ten seconds, and half of all, before a replica is passed over
     breaker_open_ms: int = 1_000  # at first, before it is tried again
@@ -66,6 +67,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     responses_days: int = 30  # that a response is kept
     responses_keys: str = ""  # that it is sealed with, `id:base64,…`; empty leaves it open
+
 
     auth_stale_ms: int = 900_000  # rows serve so long with Postgres away
     spool_bytes_max: int = 256 * 1024 * 1024

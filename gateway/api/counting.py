@@ -1,7 +1,7 @@
 """`POST /v1/messages/count_tokens`: what a prompt would cost, for nothing."""
 
-from core.errors import Refusal, RefusedError
 from gateway import anthropic
+from gateway.api.counted import counted
 from gateway.api.endpoint import Edge, Endpoint
 from gateway.api.faces import ANTHROPIC
 from gateway.api.responder import Receive, Responder, Scope
@@ -19,11 +19,9 @@ class CountTokensEndpoint(Endpoint):
 
     async def answer(self, scope: Scope, receive: Receive, respond: Responder) -> None:
         """The count."""
-        tenant = (await self.edge.auth.authenticate(scope["headers"])).tenant
+        identity = await self.edge.auth.authenticate(scope["headers"])
         conversation = anthropic.parse_count_tokens(await self.body(scope, receive))
-        model = self._routes.find(conversation.model, tenant, self.edge.now_ms())
-        if isinstance(model, Refusal):
-            raise RefusedError(model)
-        ids = await self._prompts.ids(model.version, conversation)
-        body = anthropic.count_tokens_json(len(ids))
+        at_ms = self.edge.now_ms()
+        count = await counted(self._routes, self._prompts, identity, conversation, at_ms)
+        body = anthropic.count_tokens_json(count)
         await respond.whole(200, body, {}, self.edge.new_request_id())

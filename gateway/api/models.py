@@ -23,8 +23,8 @@ class ModelsEndpoint(Endpoint):
 
     async def answer(self, scope: Scope, receive: Receive, respond: Responder) -> None:  # noqa: ARG002 - a GET has no body
         """The list."""
-        tenant = (await self.edge.auth.authenticate(scope["headers"])).tenant
-        cards = self._routes.cards(tenant, self.edge.now_ms())
+        identity = await self.edge.auth.authenticate(scope["headers"])
+        cards = self._routes.cards(identity, self.edge.now_ms())
         body = face_of(scope).models_json(cards, _query(scope))
         await respond.whole(200, body, {}, self.edge.new_request_id())
 
@@ -40,12 +40,12 @@ class ModelEndpoint(Endpoint):
 
     async def answer(self, scope: Scope, receive: Receive, respond: Responder) -> None:  # noqa: ARG002 - a GET has no body
         """The model, or 404, or 403 where it has no price."""
-        tenant = (await self.edge.auth.authenticate(scope["headers"])).tenant
+        identity = await self.edge.auth.authenticate(scope["headers"])
         name = scope["path"].removeprefix(PREFIX)
-        model = self._routes.find(name, tenant, self.edge.now_ms())
-        if isinstance(model, Refusal):
-            raise RefusedError(model)
-        body = face_of(scope).model_json(self._routes.card(model))
+        route = self._routes.find(name, identity, self.edge.now_ms())
+        if isinstance(route, Refusal):
+            raise RefusedError(route)
+        body = face_of(scope).model_json(self._routes.card(name, route))
         await respond.whole(200, body, {}, self.edge.new_request_id())
 
 

@@ -8,9 +8,10 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from core.errors import Code, Refusal, RefusedError, refuse
+from core.errors import Code, refuse
 from gateway import responses
 from gateway.api.answers import AnswerLimits
+from gateway.api.counted import counted
 from gateway.api.endpoint import Edge, Endpoint
 from gateway.api.faces import OPENAI
 from gateway.api.generate import GenerateEndpoint, Kind
@@ -129,12 +130,10 @@ class CountResponseEndpoint(Endpoint):
         """The count."""
         identity = await self.edge.auth.authenticate(scope["headers"])
         asked = responses.parse_input_tokens(await self.body(scope, receive))
-        model = self._routes.find(asked.model, identity.tenant, self.edge.now_ms())
-        if isinstance(model, Refusal):
-            raise RefusedError(model)
         conversation = await _completed(self._kept, identity, asked)
-        ids = await self._prompts.ids(model.version, conversation)
-        body = responses.input_tokens_json(len(ids))
+        at_ms = self.edge.now_ms()
+        count = await counted(self._routes, self._prompts, identity, conversation, at_ms)
+        body = responses.input_tokens_json(count)
         await respond.whole(200, body, {}, self.edge.new_request_id())
 
 

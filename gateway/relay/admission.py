@@ -9,8 +9,8 @@ from core.tickets import Admit, CacheVersions, Stale
 from gateway.auth import Identity
 from gateway.relay.call import Call
 from gateway.relay.hold import Hold, ledger_refusal
-from gateway.relay.preparation import Prepared
 from gateway.relay.shared import Shared
+from gateway.relay.targets import Prepared
 from gateway.relay.ticket import Ticket
 
 
@@ -21,7 +21,7 @@ class Admission:
         self._shared = shared
         self._call = call
         self._identity = identity
-        self._job, self._wanted = prepared
+        self._job, self._wanted, self._prefix_hashes = prepared
         self.hold = self._make_hold()
         self.ticket = self._make_ticket()
 
@@ -75,9 +75,8 @@ class Admission:
 
     def _make_ticket(self) -> Ticket:
         identity, job = self._identity, self._job
-        cached = self._shared.prefixes.cached_tokens(
-            job.arm.prefix_hashes, job.model.context_tokens
-        )
+        cached = self._shared.prefixes.cached_tokens(self._prefix_hashes, job.model.context_tokens)
+        prompt_tokens = self._wanted.prompt_tokens
         asked = Admit(
             ticket=job.request_id,
             gateway=self._shared.gateway_id,
@@ -90,6 +89,6 @@ class Admission:
                 route=job.model.route_version,
             ),
             limits=identity.tenant.limits,
-            input_tokens=len(job.prompt_ids) - min(cached, len(job.prompt_ids)),
+            input_tokens=prompt_tokens - min(cached, prompt_tokens),
         )
         return Ticket(self._shared.generation.dispatch, asked)

@@ -6,6 +6,7 @@ import msgspec
 
 from gateway.auth import Identity
 from gateway.conversation import Conversation
+from gateway.hints import NO_HINTS, Hints
 from gateway.patience import Patience
 
 
@@ -20,3 +21,4 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     created_ms: int
     deadline_ms: int
     patience: Patience
+    hints: Hints = NO_HINTS

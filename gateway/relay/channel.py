@@ -6,6 +6,7 @@ how many were written to the client. Only the last event may pass the bound.
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 from gateway.conversation import StreamEvent
@@ -34,9 +35,11 @@ class Channel:
         self._events: deque[tuple[StreamEvent, int]] = deque()
         self._reader: asyncio.Future[bool] | None = None
         self._writer: asyncio.Future[None] | None = None
+        self.begun = False  # something was heard: no other model may answer now
         self._held_tokens = 0
         self.ended = False
         self.screen: Screen | None = None  # set before the first event
+        self.on_first: Callable[[], object] | None = None
 
     @property
     def filtered(self) -> bool:
@@ -50,6 +53,8 @@ class Channel:
 
     def push(self, event: StreamEvent, tokens: int = 0) -> None:
         """Add an event now; `room` then says when to go on."""
+        if not self.begun:
+            self._begin()
         if self.screen is None:
             self._push(event, tokens)
             return
@@ -63,6 +68,11 @@ class Channel:
         self._events.append((event, tokens))
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(True)
+
+    def _begin(self) -> None:
+        self.begun = True
+        if self.on_first is not None:
+            self.on_first()
 
     def end(self, event: StreamEvent, tokens: int = 0) -> None:
         """Add the last event. What a screen still holds is told to nobody."""

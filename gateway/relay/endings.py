@@ -20,11 +20,12 @@ class Endings:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def start(self, ending: Coroutine[Any, Any, None]) -> None:
-        """Do it, and say so if it failed."""
+    def start(self, ending: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Do it, and say so if it failed. Who waits for the task need not."""
         task = asyncio.create_task(ending)
         self._tasks.add(task)
         task.add_done_callback(self._done)
+        return task
 
     async def drain(self, within_s: float) -> int:
         """Wait for all of them, new ones included; returns how many are still not done."""

@@ -1,8 +1,10 @@
-"""One request as a task: routed, counted, admitted and reserved, generated, ended, settled.
+"""One request as a task: routed, then prepared, admitted and generated at a target, and ended.
 
-The response reads `channel` and says what it wrote; a client that left is a call of `cancel`.
-Invariant: `run` ends with exactly one outcome, whatever is cancelled, and what follows from
-it (letting go at the dispatcher, settling) is nobody's to cancel.
+A target that fails before the client was told anything gives back all it held, and the next of
+the plan is tried: no answer is ever of two models. The response reads `channel` and says what
+it wrote; a client that left is a call of `cancel`. Invariant: `run` ends with exactly one
+outcome, whatever is cancelled, and what follows from it (letting go at the dispatcher,
+settling) is nobody's to cancel.
 """
 
 import asyncio
@@ -12,20 +14,21 @@ from collections.abc import Callable
 import msgspec
 
 from core.errors import Code, Refusal, RefusedError, refuse
-from core.metering import RequestTimings, Witness
+from core.metering import Witness
 from core.money import EndCause
 from core.tickets import Headroom
 from gateway.conversation import Broke, Done
-from gateway.relay.admission import Admission
+from gateway.fallback import cause_of
 from gateway.relay.call import Call
 from gateway.relay.channel import Channel
-from gateway.relay.generation import Generation
-from gateway.relay.hold import Hold
-from gateway.relay.job import FAULT, Job, Outcome
+from gateway.relay.course import Course
+from gateway.relay.job import FAULT, Outcome
 from gateway.relay.preparation import Preparation
 from gateway.relay.shared import Shared
-from gateway.relay.ticket import Ticket
+from gateway.relay.targets import Run
+from gateway.relay.trial import Trial
 from gateway.relay.watchdog import Watchdog
+from gateway.route_plan import Step
 
 _log = logging.getLogger(__name__)
 
@@ -45,8 +48,8 @@ class Exchange:
         self._stop: Outcome | None = None
         self._running = False
         self._ending = False
-        self._admission: Admission | None = None
-        self._generation: Generation | None = None
+        self._course: Course | None = None
+        self._trial: Trial | None = None
         self._delivered_tokens = 0
         self._read_out = asyncio.Event()
         self.request_id = shared.new_request_id()
@@ -60,7 +63,13 @@ class Exchange:
     @property
     def headroom(self) -> Headroom | None:
         """The tenant's limits as of its admission."""
-        return self._admission.ticket.headroom if self._admission is not None else None
+        return self._trial.ticket.headroom if self._trial is not None else None
+
+    @property
+    def told_route(self) -> tuple[str, int]:
+        """The public name that answers, and after how many targets that failed."""
+        course = self._course
+        return ("", 0) if course is None else (course.name, course.fallbacks)
 
     def cancel(self, cause: EndCause, refusal: Refusal | None = None) -> None:
         """End it now, unless it is ending already. The first caller's cause counts."""
@@ -122,20 +131,70 @@ class Exchange:
         if self._generation is not None:
             await self._generation.stop()
         self._tell_end(outcome)
-        if self._admission is not None:
-            self._shared.endings.start(self._let_go(self._admission.ticket, self._generation))
-            self._shared.endings.start(self._settle(self._admission.hold, outcome))
+        if self._trial is not None:
+            self._trial.end(
+                outcome, read_out=self._read_out, delivered=lambda: self._delivered_tokens
+            )
 
     async def _serve(self) -> Outcome:
         for _ in range(STALE_TRIES):
             await self._screen()
-            preparation = Preparation(self._shared, self._call, self._identity, self.request_id)
-            prepared = await preparation.prepare()
-            self._admission = Admission(self._shared, self._call, self._identity, prepared)
-            if await self._admission.accept():
-                return await self._generate(prepared.job, self._admission)
-            await self._start_over(self._admission)
+            preparation = Preparation(self._shared, self._call, self._identity)
+            course = self._course = Course(await preparation.plan())
+            outcome = await self._follow(preparation, course)
+            if outcome is not None:
+                return outcome
+            await self._start_over()
         raise RefusedError(CHANGING)
+
+    async def _follow(self, preparation: Preparation, course: Course) -> Outcome | None:
+        """To an answer, or the end of the course. None: it was decided from stale rows."""
+        while (step := course.step) is not None:
+            outcome = await self._try(preparation, course, step)
+            if outcome is None or course.step is step:
+                return outcome
+            if course.step is None:
+                return msgspec.structs.replace(outcome, refusal=course.told)
+            await self._go_on(course, course.step)
+        raise RefusedError(course.told)
+
+    async def _try(self, preparation: Preparation, course: Course, step: Step) -> Outcome | None:
+        """At one target. A failure that another may make good is noted in the course."""
+        try:
+            prepared = await preparation.prepare(step.option, self.request_id)
+        except RefusedError as error:
+            course.skip(error.refusal, cause_of(error.refusal), is_late=self._is_late)
+            return Outcome(cause=EndCause.NOT_STARTED, refusal=error.refusal)
+        trial = Trial(self._shared, self._call, self._identity, prepared, self.channel)
+        self._trial = trial
+        try:
+            if not await trial.accept():
+                return None
+        except RefusedError as error:
+            # The tenant's own limits and money are the same everywhere; room is not.
+            full = error.refusal.code is Code.OVERLOADED
+            course.fail(error.refusal, "capacity" if full else None, is_late=self._is_late)
+            return Outcome(cause=EndCause.NOT_STARTED, refusal=error.refusal)
+        outcome = await trial.generate(course.first_token_ms)
+        if not outcome.whole and not self.channel.begun:
+            refusal = outcome.refusal or FAULT
+            cause = outcome.fallback or cause_of(refusal, outcome.cause)
+            course.fail(refusal, cause, is_late=self._is_late)
+        return outcome
+
+    async def _go_on(self, course: Course, step: Step) -> None:
+        """Leave a target for the next, under a new name: the old one is spent."""
+        failure = course.failures[-1]
+        facts = {
+            "request_id": self.request_id,
+            "target": failure.target,
+            "refusal": failure.refusal.code,
+            "cause": step.reason,
+            "next": step.option.name,
+        }
+        _log.warning("a target failed, another is tried", extra={"facts": facts})
+        self._shared.metrics.fallbacks.labels(step.reason).inc()
+        await self._abandon_trial()
 
     async def _screen(self) -> None:
         """Hold the request, and its answer, to the tenant's safety policy if it has one."""
@@ -145,26 +204,25 @@ class Exchange:
             self._call = msgspec.structs.replace(self._asked, conversation=conversation)
             self.channel.screen = guard.output(conversation)
 
-    async def _start_over(self, admission: Admission) -> None:
-        """Undo, read what we had cached again, and go on under a new name.
-
-        The old name is spent: its reservation was made from the old rows.
-        """
-        admission.undo()
-        self._admission = None
+    async def _start_over(self) -> None:
+        """Undo, read what we had cached again, and go on."""
+        await self._abandon_trial()
         self._identity = await self._call.renew_identity()
         await self._shared.renew_routes()
-        self.request_id = self._shared.new_request_id()
 
-    async def _generate(self, job: Job, admission: Admission) -> Outcome:
-        self._generation = Generation(
-            self._shared.generation,
-            job,
-            ticket=admission.ticket,
-            hold=admission.hold,
-            channel=self.channel,
-        )
-        return await self._generation.run()
+    async def _abandon_trial(self) -> None:
+        trial, self._trial = self._trial, None
+        if trial is not None:
+            await trial.abandon()
+            self.request_id = self._shared.new_request_id()
+
+    @property
+    def _is_late(self) -> bool:
+        return self._shared.now_ms() >= self._call.deadline_ms
+
+    @property
+    def _generation(self) -> Run | None:
+        return self._trial.generation if self._trial is not None else None
 
     # The end.
 
@@ -185,29 +243,6 @@ class Exchange:
             self.channel.end(Broke(refusal=outcome.refusal or FAULT))
         self._count(outcome)
 
-    async def _let_go(self, ticket: Ticket, generation: Generation | None) -> None:
-        if generation is None or not generation.totals:
-            await ticket.cancel()
-            return
-        read = generation.totals[-1].usage
-        hashes = generation.job.arm.prefix_hashes
-        self._shared.prefixes.remember(hashes)
-        await ticket.finish(
-            input_tokens=read.prompt_tokens - read.cached_tokens, prefix_hashes=hashes
-        )
-
-    async def _settle(self, hold: Hold, outcome: Outcome) -> None:
-        generation = self._generation
-        await self._read_out.wait()
-        await hold.close(
-            cause=outcome.cause,
-            attempts=tuple(generation.totals) if generation is not None else (),
-            delivered_tokens=self._delivered_tokens,
-            timings=self._timings(),
-            ended_ms=self._shared.now_ms(),
-        )
-        self._shared.metrics.tokens.labels("delivered").inc(self._delivered_tokens)
-
     def witnesses(self) -> tuple[Witness, ...]:
         """What a checkpoint says of it while it runs."""
         if self._ending or self._generation is None:
@@ -218,13 +253,6 @@ class Exchange:
     def age_s(self) -> float:
         """Since it was received."""
         return self._clock() - self._call.received_s
-
-    def _timings(self) -> RequestTimings:
-        generation = self._generation
-        total_ms = self.age_s * 1000
-        if generation is None:
-            return RequestTimings(total_ms=total_ms)
-        return generation.timings(self._call.received_s, total_ms)
 
     def _count(self, outcome: Outcome) -> None:
         metrics = self._shared.metrics

@@ -8,6 +8,7 @@ from core.errors import Code, Refusal
 from core.money import EndCause, Price
 from core.protocol import CacheMark, Sampling
 from core.registry import ServedModel
+from core.route_table import FallbackCause
 from core.tickets import Arm
 from gateway.metrics import Metrics
 from gateway.relay.shortage import Shortage
@@ -41,6 +42,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     cause: EndCause
     refusal: Refusal | None = None
+    fallback: FallbackCause | None = None  # what it failed for, where the refusal does not tell
 
     @property
     def whole(self) -> bool:

@@ -1,96 +1,148 @@
-"""From a call to a job: routed, priced, rendered, sized. Nothing is held or charged yet.
+"""From a call to its targets, and for one of them to a job. Nothing is held or charged yet.
 
 What is refused here has cost nobody anything but the time to render a prompt.
 """
 
 from typing import NamedTuple
 
+import msgspec
+
 from core.errors import Code, Refusal, RefusedError, refuse
 from core.money import Price
 from core.prefix import prefix_hashes
-from core.registry import ServedModel
+from core.registry import ProviderModel, ServedModel, TargetModel
 from core.tickets import Arm
 from gateway.auth import Identity
 from gateway.conversation import Conversation
 from gateway.overload import told
 from gateway.prompts import Prompt
+from gateway.providers.estimate import prompt_tokens as estimated_tokens
 from gateway.relay.call import Call
 from gateway.relay.job import Job
 from gateway.relay.prompt import echo_of
 from gateway.relay.sampling import sampling_of
 from gateway.relay.shared import Shared
-from gateway.routing import Size, block_tokens, charged, kv_blocks, route, size
-from gateway.tools.plan import plan
+from gateway.relay.targets import Prepared
+from gateway.route_index import Option, Route
+from gateway.route_plan import Facts, Plan, plan
+from gateway.routing import Charged, Size, block_tokens, charged, kv_blocks, size
+from gateway.stickiness import conversation_key
+from gateway.tools.plan import plan as tool_plan
 from gateway.tools.strict import held
 from text.rules import TextRules
 
 DESERTED = refuse(Code.UNAVAILABLE, "This model is not available at the moment.").refusal
 
 
-class Prepared(NamedTuple):
-    """A job, and what it may use."""
+class _Rendered(NamedTuple):
+    """A conversation as one version reads it."""
 
-    job: Job
-    wanted: Size
+    conversation: Conversation
+    prompt: Prompt
+    rules: TextRules
 
 
 class Preparation:
-    """Of one call. `identity` and `request_id` change when it starts over."""
+    """Of one call, as long as its `identity` is good. A prompt is rendered once for a version."""
 
-    def __init__(self, shared: Shared, call: Call, identity: Identity, request_id: str) -> None:
+    def __init__(self, shared: Shared, call: Call, identity: Identity) -> None:
         self._shared = shared
         self._call = call
         self._identity = identity
-        self._request_id = request_id
+        self._charged: Charged | None = None
+        self._rendered: dict[str, _Rendered] = {}
 
-    async def prepare(self) -> Prepared:
-        """Raises RefusedError."""
-        model = self._route()
-        self._check_room(model)
-        price = self._price(model)
-        rules = await self._shared.prompts.rules(model.version)
-        conversation = held(self._call.conversation, rules.tool_format)
-        prompt = await self._shared.prompts.prompt(model.version, conversation)
-        wanted = self._size(model, len(prompt.ids))
-        await self._check_grammar(model, conversation)
-        job = self._make_job(
-            model,
-            price=price,
-            prompt=prompt,
-            wanted=wanted,
-            conversation=conversation,
-            rules=rules,
+    async def plan(self) -> Plan:
+        """Where it may go, and its price whichever that is. Raises RefusedError."""
+        name, identity = self._call.conversation.model, self._identity
+        route = self._shared.routes.index.find(name, identity.tenant, identity.key)
+        if isinstance(route, Refusal):
+            raise RefusedError(route)
+        self._charged = self._charge(name, route)
+        facts = await self._facts(route)
+        if len(route.options) == 1:
+            return _planned(plan(route, facts, draw=0))  # the usual route: there is nothing to draw
+        key = conversation_key(
+            self._call.conversation,
+            salt=identity.tenant.salt,
+            route=route.name,
+            header=self._call.hints.conversation,
         )
-        return Prepared(job, wanted)
+        decided = _planned(plan(route, facts, key.draw))
+        if decided.first is None or len(decided.open) == 1:
+            return decided
+        drawn = decided.first.option.name
+        return decided.bound(await self._shared.bindings.bind(key.name, drawn, decided.open))
 
-    def _route(self) -> ServedModel:
-        model = route(self._shared.routes.models, self._call.conversation.model)
-        if isinstance(model, Refusal):
-            raise RefusedError(model)
+    async def prepare(self, option: Option, request_id: str) -> Prepared:
+        """The job of one target. Raises RefusedError."""
+        assert self._charged is not None, "planned before"
+        price, name = self._charged
+        model = option.model
+        if model.model != name:
+            model = _renamed(model, name)
+        if isinstance(model, ProviderModel):
+            outside = self._shared.outside
+            if outside is None:
+                raise RefusedError(DESERTED)
+            return await outside.prepare(self._call, self._identity, request_id, model, price)
+        return await self._prepare_own(model, price, request_id)
+
+    async def _prepare_own(self, model: ServedModel, price: Price, request_id: str) -> Prepared:
+        self._check_room(model, request_id)
+        rendered = await self._render(model.version)
+        wanted = self._size(model, len(rendered.prompt.ids))
+        await self._check_grammar(model, rendered.conversation)
+        job = self._make_job(model, request_id, price=price, rendered=rendered, wanted=wanted)
+        return Prepared(job, wanted, job.arm.prefix_hashes)
+
+    def _charge(self, name: str, route: Route) -> Charged:
+        found = charged(
+            self._shared.routes.view.prices,
+            self._identity.tenant,
+            (name,) if name == route.name else (name, route.name),
+            service_class=self._call.conversation.service_class,
+            at_ms=self._call.created_ms,
+        )
+        if isinstance(found, Refusal):
+            raise RefusedError(found)
+        return found
+
+    async def _facts(self, route: Route) -> Facts:
+        conversation = self._call.conversation
+        return Facts(
+            prompt_tokens=await self._prompt_tokens(route) if route.counts else 0,
+            tier=self._identity.tenant.tier,
+            service_class=conversation.service_class,
+            tags=self._call.hints.tags,
+            tools=conversation.toolbox is not None,
+        )
+
+    async def _prompt_tokens(self, route: Route) -> int:
+        """By the text rules of our first target; a guess where all are outside."""
+        if route.measure is None:
+            return estimated_tokens(self._call.conversation)
+        return len((await self._render(route.measure.version)).prompt.ids)
+
+    async def _render(self, version: str) -> _Rendered:
+        known = self._rendered.get(version)
+        if known is None:
+            rules = await self._shared.prompts.rules(version)
+            conversation = held(self._call.conversation, rules.tool_format)
+            prompt = await self._shared.prompts.prompt(version, conversation)
+            known = self._rendered[version] = _Rendered(conversation, prompt, rules)
+        return known
+
+    def _check_room(self, model: ServedModel, request_id: str) -> None:
+        """Refuse what nobody serves, or what the pool has just said that it would refuse."""
         if self._shared.routes.deserted(model.pool):
             raise RefusedError(DESERTED)
-        return model
-
-    def _check_room(self, model: ServedModel) -> None:
-        """Refuse what the pool would refuse, as far as it has just said so."""
         service_class, tenant = self._call.conversation.service_class, self._identity.tenant
         dropped = self._shared.generation.shortage.foreseen(
             model.pool, tenant.id, service_class, self._call.deadline_ms
         )
         if dropped is not None:
-            raise RefusedError(told(dropped, self._request_id, service_class=service_class))
-
-    def _price(self, model: ServedModel) -> Price:
-        price = charged(
-            self._shared.routes.view.prices,
-            self._identity.tenant,
-            model.model,
-            service_class=self._call.conversation.service_class,
-            at_ms=self._call.created_ms,
-        )
-        if isinstance(price, Refusal):
-            raise RefusedError(price)
-        return price
+            raise RefusedError(told(dropped, request_id, service_class=service_class))
 
     async def _check_grammar(self, model: ServedModel, conversation: Conversation) -> None:
         if conversation.grammar is not None:
@@ -117,18 +169,18 @@ class Preparation:
     def _make_job(
         self,
         model: ServedModel,
+        request_id: str,
         *,
         price: Price,
-        prompt: Prompt,
+        rendered: _Rendered,
         wanted: Size,
-        conversation: Conversation,
-        rules: TextRules,
     ) -> Job:
+        conversation, prompt, rules = rendered
         tenant = self._identity.tenant
         pool = self._shared.routes.replicas(model.pool)
         hashes = prefix_hashes(prompt.ids, salt=tenant.salt, context_tokens=model.context_tokens)
         return Job(
-            request_id=self._request_id,
+            request_id=request_id,
             model=model,
             price=price,
             prompt_ids=prompt.ids,
@@ -144,10 +196,10 @@ class Preparation:
             wants_chances=conversation.logprobs is not None,
             echo=echo_of(conversation, rules),
             rules=rules,
-            tools=plan(conversation.toolbox, rules.tool_format),
+            tools=tool_plan(conversation.toolbox, rules.tool_format),
             salt=tenant.salt,
             arm=Arm(
-                ticket=self._request_id,
+                ticket=request_id,
                 gateway=self._shared.gateway_id,
                 pool=model.pool,
                 tenant=tenant.id,
@@ -159,3 +211,14 @@ class Preparation:
                 prefix_hashes=hashes,
             ),
         )
+
+
+def _planned(decided: Plan | Refusal) -> Plan:
+    if isinstance(decided, Refusal):
+        raise RefusedError(decided)
+    return decided
+
+
+def _renamed(model: TargetModel, name: str) -> TargetModel:
+    """The same target, billed and limited under another public name that led to it."""
+    return msgspec.structs.replace(model, model=name)

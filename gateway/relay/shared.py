@@ -12,8 +12,10 @@ from gateway.prompts import Prompts
 from gateway.relay.endings import Endings
 from gateway.relay.hold import HoldLimits
 from gateway.relay.job import Parts
+from gateway.relay.targets import Outside
 from gateway.routes import Routes
 from gateway.safety.guard import Guards
+from store.bindings import Bindings
 
 
 class RelayLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,9 +44,11 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
     endings: Endings
     guards: Guards
     generation: Parts
+    bindings: Bindings
     limits: RelayLimits
     hold_limits: HoldLimits
     now_ms: Callable[[], int]
     new_request_id: Callable[[], str]
     new_seed: Callable[[], int]
     renew_routes: Callable[[], Awaitable[None]]
+    outside: Outside | None = None  # None: no provider is anybody's target

@@ -82,7 +82,7 @@ async def world(postgres_url: str, valkey_url: str, tmp_path: Path) -> AsyncIter
                 await registry.put_route(
                     conn, model=name, deployment=DEPLOYMENT, max_output_tokens=0
                 )
-        await until(lambda: {BARE, SOLD} <= set(made.gateway.routes.models))
+        await until(lambda: {BARE, SOLD} <= made.names)
         yield made
 
 
@@ -169,7 +169,7 @@ async def test_a_new_price_counts_within_a_moment(world: World) -> None:
     caller = await a_caller(world)
     async with world.postgres.transaction() as conn:
         await registry.put_route(conn, model=NEW, deployment=DEPLOYMENT, max_output_tokens=0)
-    await until(lambda: NEW in world.gateway.routes.models)
+    await until(lambda: NEW in world.names)
     assert (await post(world, caller, CHAT, model=NEW)).status_code == 403
     price = a_price("new", 1_000_000)
     async with world.postgres.transaction() as conn:

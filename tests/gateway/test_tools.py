@@ -351,7 +351,7 @@ async def serve(world: World, family: str) -> str:
         )
         await registry.put_route(conn, model=name, deployment=f"{name}-a", max_output_tokens=0)
     await world.register(world.worker, deployment=f"{name}-a", version=manifest.version)
-    await until(lambda: name in world.gateway.routes.models)
+    await until(lambda: name in world.names)
     await until(lambda: world.gateway.routes.replicas(f"{name}-a@local"))
     return name
 

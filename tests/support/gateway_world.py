@@ -93,6 +93,11 @@ class World:
         return self.servers[0][0]._gateway
 
     @property
+    def names(self) -> set[str]:
+        """Public names that the gateway knows."""
+        return {table.model for table in self.gateway.routes.view.tables}
+
+    @property
     def url(self) -> str:
         return self.url_of(0)
 

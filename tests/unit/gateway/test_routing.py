@@ -1,5 +1,6 @@
-"""Routes and sizes: exact names, the order of refusals, and what never exceeds the context."""
+"""Prices and sizes: the order of refusals, and what never exceeds the context."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,18 +9,15 @@ from core.errors import Code, Refusal
 from core.ids import TenantId
 from core.money import Price
 from core.pricing import UNPRICED, ListedPrice, PriceTable
-from core.registry import RoutingView, ServedModel
+from core.registry import ServedModel
 from core.tenancy import Tenant
 from core.tickets import Limits, ReplicaView
-from gateway.routes import Routes
 from gateway.routing import (
     Size,
     block_tokens,
     charged,
     kv_blocks,
     output_limit,
-    route,
-    served_models,
     size,
 )
 
@@ -58,19 +56,6 @@ def sized(model: ServedModel, prompt: int, asked: int | None, limit: int = 0) ->
     return size(model, prompt_tokens=prompt, max_tokens=asked, choices=1, output_tokens_max=limit)
 
 
-def test_names_are_exact() -> None:
-    view = RoutingView(
-        region="local", version=1, models=(a_model("Big"),), prices=NONE, replicas={}
-    )
-    models = served_models(view)
-    assert route(models, "Big") == a_model("Big")
-    for name in ("big", "Big ", "", "Bigger"):
-        refused = route(models, name)
-        assert isinstance(refused, Refusal)
-        assert refused.code is Code.MODEL_NOT_FOUND
-        assert refused.param == "model"
-
-
 def a_tenant(*, billed: bool = True) -> Tenant:
     return Tenant(
         id=TenantId("ten_1"),
@@ -90,35 +75,32 @@ def a_tenant(*, billed: bool = True) -> Tenant:
 def test_a_billed_tenant_is_refused_what_has_no_price() -> None:
     scope = {"book": "acme", "tier": "gold", "service_class": "batch"}
     prices = PriceTable([ListedPrice(model="m", effective_ms=5, price=PRICE, **scope)])
-    assert charged(prices, a_tenant(), "m", service_class="batch", at_ms=5) == PRICE
+    assert charged(prices, a_tenant(), ("m",), service_class="batch", at_ms=5) == (PRICE, "m")
     for service_class, at_ms in (("batch", 4), ("standard", 5)):
         asked = {"service_class": service_class, "at_ms": at_ms}
-        refused = charged(prices, a_tenant(), "m", **asked)
+        refused = charged(prices, a_tenant(), ("m",), **asked)
         assert isinstance(refused, Refusal)
         assert (refused.code, refused.status, refused.param) == (
             Code.MODEL_NOT_PRICED,
             403,
             "model",
         )
-        assert charged(prices, a_tenant(billed=False), "m", **asked) == UNPRICED
+        free = charged(prices, a_tenant(billed=False), ("m",), **asked)
+        assert free == (UNPRICED, "m")
 
 
-def test_a_tenant_is_told_of_the_models_that_it_may_use() -> None:
-    routes = Routes("local", output_tokens_max=0, no_replica_s=1.0)
-    models = (a_model("priced"), a_model("other"))
-    prices = PriceTable(
-        [ListedPrice(model="priced", service_class="batch", effective_ms=5, price=PRICE)]
-    )
-    view = RoutingView(region="local", version=1, models=models, prices=prices, replicas={})
-    routes.update(view, 0.0)
-    told = [[card.id for card in routes.cards(a_tenant(), at_ms)] for at_ms in (4, 5)]
-    assert told == [[], ["priced"]]
-    assert [card.id for card in routes.cards(a_tenant(billed=False), 4)] == ["other", "priced"]
-    assert routes.find("priced", a_tenant(), 5) == models[0]
-    for name, code in (("other", Code.MODEL_NOT_PRICED), ("none", Code.MODEL_NOT_FOUND)):
-        refused = routes.find(name, a_tenant(), 5)
-        assert isinstance(refused, Refusal)
-        assert refused.code is code
+def test_an_alias_is_billed_at_its_own_price_or_at_that_of_the_name_it_leads_to() -> None:
+    other = msgspec.structs.replace(PRICE, id="other")
+    listed = [ListedPrice(model="m", effective_ms=5, price=PRICE)]
+    asked = {"service_class": "standard", "at_ms": 5}
+    names = ("fast", "m")
+    assert charged(PriceTable(listed), a_tenant(), names, **asked) == (PRICE, "m")
+    listed.append(ListedPrice(model="fast", effective_ms=5, price=other))
+    assert charged(PriceTable(listed), a_tenant(), names, **asked) == (other, "fast")
+    refused = charged(NONE, a_tenant(), names, **asked)
+    assert isinstance(refused, Refusal)
+    assert "`fast`" in refused.message
+    assert charged(NONE, a_tenant(billed=False), names, **asked) == (UNPRICED, "m")
 
 
 @pytest.mark.parametrize(
