@@ -50,8 +50,9 @@ bench-ledger: $(DEV_STAMP) ## reserve+settle pairs/s beside one statement each, 
 bench-usage: $(DEV_STAMP) ## questions about 10 million requests, and what they cost the token path
 	@$(BIN)/python -m benchmarks.usage_queries $(ARGS)
 
-soak: $(DEV_STAMP) ## kill gateways, workers and Postgres 1,000 times, then press the engine for 20 minutes
+soak: $(DEV_STAMP) ## kill gateways, workers and Postgres 1,000 times, the real worker 20, then press the engine for 20 minutes
 	@$(BIN)/python -m tests.soak
+	@$(BIN)/python -m tests.soak.replicas
 	@$(BIN)/python -m tests.soak.engine
 	@INVARIANCE_CASES=$${INVARIANCE_CASES:-2000} $(BIN)/python -m pytest -q --timeout=3600 \
 		tests/engine/test_invariance.py

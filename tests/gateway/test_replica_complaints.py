@@ -13,6 +13,7 @@ import pytest
 
 from core.fleet import ReplicaState
 from core.money import EndCause
+from core.tickets import ReplicaView
 from store.postgres import StoreAwayError
 from tests.support.client import ask
 from tests.support.gateway_requests import CHAT, COMPLETIONS, PATHS, a_body, error_of, post, text_of
@@ -209,7 +210,7 @@ async def test_a_drained_workers_long_stream_ends_whole_and_new_requests_never_r
     assert {row.cause for row in rows} == {EndCause.COMPLETE}
 
 
-def views(world: World) -> tuple:
+def views(world: World) -> tuple[ReplicaView, ...]:
     return tuple(world.gateway.routes.replicas(POOL))
 
 
