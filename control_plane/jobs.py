@@ -3,6 +3,7 @@
 import logging
 
 from control_plane.background import Job
+from control_plane.idempotency_job import idempotency_job
 from control_plane.reaper import Reaper
 from control_plane.reconciler import Reconciler
 from control_plane.response_jobs import responses_job
@@ -39,6 +40,7 @@ def jobs(services: Services) -> list[Job]:
         Job(name="sweeper", every_ms=every_ms, run=sweep),
         Job(name="reaper", every_ms=reaper.every_ms, run=reaper.round),
         soft_caps_job(services),
+        idempotency_job(services),
         Job(name="reconciler", every_ms=reconciler.every_ms, run=reconciler.round),
         *usage_jobs(services),
         responses_job(services),

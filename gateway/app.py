@@ -96,6 +96,7 @@ class Paths:
                     idle_ms=settings.idle_ms_max,
                 ),
             ),
+            claims=gateway.claims,
             now_ms=now_ms,
             new_request_id=gateway.new_request_id,
         )

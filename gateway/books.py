@@ -12,6 +12,8 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
+import msgspec
+
 from core.ledger import release
 from core.metering import LedgerRefused, Reserve, Reserved, Settle, TopUp, Witness
 from gateway.spool import Record, Spool, SpoolError
@@ -26,6 +28,7 @@ from store.ledger import (
 _log = logging.getLogger(__name__)
 
 AWAY = LedgerRefused(reason="away")
+SPOOLED_ANSWER_BYTES_MAX = 65_536  # of one that an idempotency key keeps
 UNKEPT_MAX = 10_000  # settlements in memory alone: the disk refused them
 
 
@@ -56,18 +59,22 @@ class Books:
         return self._spool.size_bytes
 
     async def reserve(self, asked: Reserve, *, hard_capped: bool) -> Reserved | LedgerRefused:
-        """Hold money; `away` when it cannot be held and may not be spooled."""
+        """Hold money; `away` when it cannot be held and may not be spooled.
+
+        Nor may what claims an idempotency key: nobody could say whether it is another's.
+        """
+        must_hold = hard_capped or asked.claim is not None
         if not self.away:
             try:
                 return await self._ledger.reserve(asked)
             except LedgerAwayError as error:
                 self._not_answered(error)
-                if hard_capped:  # it may have been held
+                if must_hold:  # it may have been held
                     await self._keep(release(asked.request_id, asked.tenant_id, asked.created_ms))
             except REJECTED as error:
                 self._refused(asked.request_id, repr(error))
                 return AWAY
-        if hard_capped or not self._spool.takes_new_work:
+        if must_hold or not self._spool.takes_new_work:
             return AWAY
         try:
             await self._spool.append(Record(reserve=asked))
@@ -194,7 +201,7 @@ class Books:
         In memory, until the next recovery, when the disk refuses too. Should we die before, the
         worker's journal has the totals.
         """
-        record = Record(settle=word)
+        record = Record(settle=_spoolable(word))
         try:
             if rejected:
                 await self._set_aside(record, rejected)
@@ -224,3 +231,13 @@ class Books:
         self.refused_words += 1
         facts = {"request_id": request_id, "reason": reason}
         _log.error("the ledger refused a word about a request", extra={"facts": facts})
+
+
+def _spoolable(word: Settle) -> Settle:
+    """The same, without an answer that would crowd out others' settlements.
+
+    Its key then says that it was answered, and not what.
+    """
+    if word.kept is None or len(word.kept.answer) <= SPOOLED_ANSWER_BYTES_MAX:
+        return word
+    return msgspec.structs.replace(word, kept=msgspec.structs.replace(word.kept, answer=b""))

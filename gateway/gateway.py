@@ -24,6 +24,7 @@ from gateway.auth import Authenticator, AuthLimits, SourceAwayError
 from gateway.background import Background
 from gateway.books import Books
 from gateway.breaker import BreakerRules
+from gateway.claims import Claims
 from gateway.grammars import GrammarChecks
 from gateway.kept_responses import KeepingLimits, KeptResponses
 from gateway.metrics import Metrics
@@ -124,6 +125,12 @@ class Gateway:
             os.urandom,
         )
         self._source = PostgresSource(self._postgres, settings.region)
+        self.claims = Claims(
+            self._postgres,
+            kept_ms=settings.idempotency_kept_ms,
+            bytes_max=settings.idempotency_bytes_max,
+            new_holder=lambda: os.urandom(ids.ENTROPY_BYTES).hex(),
+        )
         self.auth = Authenticator(
             source=self._source,
             pepper=settings.key_pepper.encode(),

@@ -68,6 +68,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     responses_days: int = 30  # that a response is kept
     responses_keys: str = ""  # that it is sealed with, `id:base64,…`; empty leaves it open
 
+    idempotency_kept_ms: int = 86_400_000  # a key, from its last claim on
+    idempotency_bytes_max: int = 1_048_576  # of an answer that is kept for one
 
     auth_stale_ms: int = 900_000  # rows serve so long with Postgres away
     spool_bytes_max: int = 256 * 1024 * 1024

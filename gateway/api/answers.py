@@ -14,6 +14,7 @@ from core.errors import Code, Refusal
 from core.money import EndCause
 from gateway.accumulator import Accumulator
 from gateway.api.faces import Face
+from gateway.api.replayed import Replayed
 from gateway.api.responder import Receive, Responder
 from gateway.bill import usage_headers
 from gateway.conversation import (
@@ -25,6 +26,7 @@ from gateway.conversation import (
     StreamWriter,
 )
 from gateway.relay.exchange import Exchange
+from gateway.replay import Recorder
 from gateway.sse import SSE_HEADERS
 
 WHOLE_WAIT_S = 3_600.0  # the exchange ends by its own deadline long before
@@ -45,17 +47,19 @@ class Telling:
     """Tells one exchange's answer to its client.
 
     `keep` is given a whole answer, and waited for, before the client is told that it is whole.
+    `recorder` is given every event as it comes.
     """
 
     def __init__(
         self,
-        exchange: Exchange,
+        exchange: Exchange | Replayed,
         respond: Responder,
         *,
         face: Face,
         limits: AnswerLimits,
         now_ms: Callable[[], int],
         keep: Keep | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self._exchange = exchange
         self._respond = respond
@@ -63,6 +67,7 @@ class Telling:
         self._limits = limits
         self._now_ms = now_ms
         self._keep = keep
+        self._recorder = recorder
         self._clock = asyncio.get_running_loop().time
         self._client_left = False
 
@@ -77,8 +82,7 @@ class Telling:
         self, conversation: Conversation, make_writer: Callable[[str], StreamWriter]
     ) -> None:
         """Server-sent events; a refusal that comes before any of them is an HTTP error."""
-        channel = self._exchange.channel
-        events = await channel.take(self._limits.headers_wait_s)
+        events = await self._take(self._limits.headers_wait_s)
         if events and isinstance(events[0][0], Broke):
             await self._refuse(events[0][0].refusal)
             return
@@ -91,7 +95,7 @@ class Telling:
             await self._write_events(writer, events)
             if events and isinstance(events[-1][0], Done | Broke):
                 return
-            events = await channel.take(self._limits.ping_s)
+            events = await self._take(self._limits.ping_s)
 
     async def whole(
         self, conversation: Conversation, encode: Callable[[Answer, str], bytes]
@@ -100,7 +104,7 @@ class Telling:
         gathered = Accumulator(conversation)
         tokens = 0
         while True:
-            for event, count in await self._exchange.channel.take(WHOLE_WAIT_S):
+            for event, count in await self._take(WHOLE_WAIT_S):
                 tokens += count
                 match event:
                     case Done():
@@ -112,6 +116,13 @@ class Telling:
                         return
                     case _:
                         gathered.take(event)
+
+    async def _take(self, within_s: float) -> list[tuple[StreamEvent, int]]:
+        events = await self._exchange.channel.take(within_s)
+        if self._recorder is not None:
+            for event, tokens in events:
+                self._recorder.take(event, tokens, self._exchange.request_id)
+        return events
 
     async def _gather(self, gathered: Accumulator, events: list[tuple[StreamEvent, int]]) -> None:
         for event, _ in events:

@@ -11,6 +11,7 @@ from gateway.api.body import ClientLeftError, read_body
 from gateway.api.faces import Face, face_of
 from gateway.api.responder import Receive, Responder, Scope, Send
 from gateway.auth import Authenticator
+from gateway.claims import Claims
 from gateway.metrics import Metrics
 from gateway.patience import Bounds
 
@@ -33,6 +34,7 @@ class Edge(msgspec.Struct, frozen=True, kw_only=True):
     auth: Authenticator
     metrics: Metrics
     limits: EdgeLimits
+    claims: Claims
     now_ms: Callable[[], int]
     new_request_id: Callable[[], str]
 

@@ -4,17 +4,25 @@ import asyncio
 from collections.abc import Callable
 from typing import NamedTuple
 
+import msgspec
+
 from gateway import anthropic, openai
 from gateway.api.answers import AnswerLimits, Keep, Telling
 from gateway.api.endpoint import Edge, Endpoint
 from gateway.api.faces import ANTHROPIC, OPENAI, Face
+from gateway.api.replayed import Replayed
 from gateway.api.responder import Receive, Responder, Scope
 from gateway.auth import Identity
 from gateway.conversation import Answer, Conversation, StreamWriter
+from gateway.hints import hints_of
 from gateway.http_protocol import CUT
+from gateway.idempotency import REPLAYED
 from gateway.patience import patience, shortened
 from gateway.relay.call import Call
+from gateway.relay.exchange import Exchange
 from gateway.relay.relay import Relay
+
+REPLAY_S = 60.0
 
 
 class Kind(NamedTuple):
@@ -87,6 +95,9 @@ class GenerateEndpoint(Endpoint):
         given = shortened(
             given, headers, timeout_s=conversation.deadline_s, stream=conversation.stream
         )
+        claim = self.edge.claims.claim(
+            headers, method=scope["method"], path=scope["path"], body=body
+        )
         call = Call(
             identity=identity,
             renew_identity=lambda: self.edge.auth.again(headers),
@@ -96,8 +107,16 @@ class GenerateEndpoint(Endpoint):
             created_ms=now_ms,
             deadline_ms=now_ms + given.whole_ms,
             patience=given,
+            hints=hints_of(headers, dict(conversation.metadata)),
+            keeping=self.edge.claims.keeping(claim, now_ms) if claim is not None else None,
         )
-        await self._tell(call, scope, receive, respond)
+        told = await self.edge.claims.told(identity.tenant.id, claim) if claim is not None else None
+        if told is not None:
+            respond.more_headers |= REPLAYED
+            call = msgspec.structs.replace(call, created_ms=told.created_ms)
+            await self._replay(call, Replayed(told), receive, respond)
+        else:
+            await self._tell(call, scope, receive, respond)
 
     async def completed(self, identity: Identity, conversation: Conversation) -> Conversation:  # noqa: ARG002 - of which tenant
         """With what a request only names, fetched. Raises RefusedError."""
@@ -110,7 +129,23 @@ class GenerateEndpoint(Endpoint):
     async def _tell(self, call: Call, scope: Scope, receive: Receive, respond: Responder) -> None:
         exchange = self._relay.open(call)
         exchange.cut_connection = scope.get("extensions", {}).get(CUT, {}).get("cut")
-        kind = self.kind_of(call)
+        await self._answer(call, exchange, receive, respond)
+
+    async def _replay(
+        self, call: Call, replayed: Replayed, receive: Receive, respond: Responder
+    ) -> None:
+        """Everything is there: only a client that takes nothing can keep it."""
+        async with asyncio.timeout(REPLAY_S):
+            await self._answer(call, replayed, receive, respond)
+
+    async def _answer(
+        self,
+        call: Call,
+        exchange: Exchange | Replayed,
+        receive: Receive,
+        respond: Responder,
+    ) -> None:
+        kind, keeping = self.kind_of(call), call.keeping
         telling = Telling(
             exchange,
             respond,
@@ -118,6 +153,7 @@ class GenerateEndpoint(Endpoint):
             limits=self._limits,
             now_ms=self.edge.now_ms,
             keep=kind.keep,
+            recorder=keeping.recorder if keeping is not None else None,
         )
         watcher = asyncio.create_task(telling.watch(receive))
         conversation, created_ms = call.conversation, call.created_ms

@@ -26,13 +26,15 @@ class Responder:
         self._endpoint = endpoint
         self._metrics = metrics
         self.started = False
+        self.more_headers: dict[str, str] = {}  # of whatever is answered
 
     async def start(self, status: int, headers: Mapping[str, str], request_id: str) -> None:
         """The head."""
         assert not self.started
         self.started = True
         self._metrics.responses.labels(self._endpoint, str(status)).inc()
-        pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
+        told = {**headers, **self.more_headers}
+        pairs = [(name.encode(), value.encode()) for name, value in told.items()]
         pairs += [(b"x-request-id", request_id.encode()), (b"request-id", request_id.encode())]
         await self._send({"type": "http.response.start", "status": status, "headers": pairs})
 

@@ -44,7 +44,7 @@ class Admission:
 
     def _make_hold(self) -> Hold:
         identity, job, wanted = self._identity, self._job, self._wanted
-        conversation = self._call.conversation
+        conversation, keeping = self._call.conversation, self._call.keeping
         asked = Reserve(
             request_id=job.request_id,
             gateway_id=self._shared.gateway_id,
@@ -63,6 +63,7 @@ class Admission:
             max_tokens=wanted.max_tokens,
             choices=wanted.choices,
             created_ms=self._call.created_ms,
+            claim=keeping.claim if keeping is not None else None,
         )
         return Hold(
             self._shared.books,
@@ -71,6 +72,7 @@ class Admission:
             size=wanted,
             hard_capped=identity.hard_capped,
             limits=self._shared.hold_limits,
+            keeping=keeping,
         )
 
     def _make_ticket(self) -> Ticket:

@@ -8,6 +8,7 @@ from gateway.auth import Identity
 from gateway.conversation import Conversation
 from gateway.hints import NO_HINTS, Hints
 from gateway.patience import Patience
+from gateway.replay import Keeping
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,4 +22,5 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     created_ms: int
     deadline_ms: int
     patience: Patience
+    keeping: Keeping | None = None  # of a request with an idempotency key
     hints: Hints = NO_HINTS

@@ -23,7 +23,9 @@ from core.metering import (
 )
 from core.money import EndCause, Price
 from gateway.books import Books
+from gateway.idempotency import REFUSALS
 from gateway.relay.budget import affordable_tokens, first_ask, next_ask, slack_tokens, whole_micro
+from gateway.replay import Keeping
 from gateway.routing import Size
 
 TOP_UP_AT = (3, 4)  # of the output tokens reserved
@@ -64,8 +66,10 @@ class Hold:
         size: Size,
         hard_capped: bool,
         limits: HoldLimits,
+        keeping: Keeping | None = None,
     ) -> None:
         self._books = books
+        self._keeping = keeping
         self._price = price
         self._size = size
         self._limits = limits
@@ -139,6 +143,7 @@ class Hold:
                 delivered_tokens=delivered_tokens,
                 timings=timings,
                 ended_ms=ended_ms,
+                kept=self._keeping.kept(cause) if self._keeping is not None else None,
             )
             await self._books.settle(word)
 
@@ -180,6 +185,8 @@ def _pause_s(answer: Reserved | LedgerRefused, asked_micro: int) -> float | None
 def ledger_refusal(refused: LedgerRefused, currency: str) -> Refusal:
     """A refusal to hold money, explained with the sums that led to it."""
     match refused.reason:
+        case "key_open" | "key_done" | "key_reused" as reason:
+            return REFUSALS[reason]
         case "hard_cap":
             cap, spent, reserved, fits = (
                 _amount_text(micro, currency)
