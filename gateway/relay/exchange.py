@@ -66,10 +66,12 @@ class Exchange:
         return self._trial.ticket.headroom if self._trial is not None else None
 
     @property
-    def told_route(self) -> tuple[str, int]:
-        """The public name that answers, and after how many targets that failed."""
+    def route_headers(self) -> dict[str, str]:
+        """The public name that answers, and how many targets were given up for another."""
         course = self._course
-        return ("", 0) if course is None else (course.name, course.fallbacks)
+        if course is None:
+            return {}
+        return {"x-headworks-model": course.name, "x-headworks-fallbacks": str(course.fallbacks)}
 
     def cancel(self, cause: EndCause, refusal: Refusal | None = None) -> None:
         """End it now, unless it is ending already. The first caller's cause counts."""
@@ -238,7 +240,8 @@ class Exchange:
     def _tell_end(self, outcome: Outcome) -> None:
         generation = self._generation
         if outcome.whole and generation is not None:
-            self.channel.end(Done(usage=generation.usage), generation.untold_tokens)
+            bill = self._trial.bill(outcome.cause) if self._trial is not None else None
+            self.channel.end(Done(usage=generation.usage, bill=bill), generation.untold_tokens)
         else:
             self.channel.end(Broke(refusal=outcome.refusal or FAULT))
         self._count(outcome)

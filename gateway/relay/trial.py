@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 from core.errors import Code, RefusedError, refuse
 from core.metering import AttemptTotals, RequestTimings
-from core.money import EndCause
+from core.money import EndCause, billable, billed_micro
 from gateway.auth import Identity
+from gateway.bill import Bill
 from gateway.relay.admission import Admission
 from gateway.relay.call import Call
 from gateway.relay.channel import Channel
@@ -89,6 +90,19 @@ class Trial:
         """
         task = self._shared.endings.start(self._give_back())
         await asyncio.wait([task], timeout=ABANDON_S)
+
+    def bill(self, cause: EndCause) -> Bill | None:
+        """What the ledger will post for it, or more than that where a hard limit cuts it."""
+        if self.generation is None:
+            return None
+        price, usage = self._prepared.job.price, self.generation.usage
+        due = billable(
+            cause,
+            usage,
+            accepted_tokens=usage.output_tokens,
+            max_tokens=self._prepared.wanted.output_tokens,
+        )
+        return Bill(micro=billed_micro(cause, price, due), currency=price.currency)
 
     def timings(self) -> RequestTimings:
         """What is known of them."""
