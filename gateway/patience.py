@@ -77,6 +77,12 @@ def shortened(
     return msgspec.structs.replace(given, whole_ms=whole_ms)
 
 
+def bounded(given: Patience, ms_max: int) -> Patience:
+    """The same, within what the caller may have of this model; 0 is no bound."""
+    whole_ms = min(given.whole_ms, ms_max) if ms_max else given.whole_ms
+    return msgspec.structs.replace(given, whole_ms=whole_ms)
+
+
 def _said_ms(headers: dict[bytes, bytes], name: bytes) -> int | None:
     value = headers.get(name)
     if value is None:

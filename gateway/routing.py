@@ -9,6 +9,7 @@ from typing import NamedTuple, get_args
 
 import msgspec
 
+from core.allowance import UNBOUNDED, Bounds, OutputPolicy
 from core.errors import Code, Refusal
 from core.money import Price
 from core.pricing import UNPRICED, PriceTable, Terms
@@ -96,19 +97,38 @@ def size(
     choices: int,
     output_tokens_max: int,
     prompt_param: str = "messages",
+    bounds: Bounds = UNBOUNDED,
+    policy: OutputPolicy = "clamp",
 ) -> Size | Refusal:
     """Refused: a prompt that fills the context, max_tokens over the limit, both over together.
 
-    Without max_tokens an answer may take what is left, up to the limit.
+    So is what is over the caller's own bounds; but a max_tokens that is, is lowered to them
+    where the policy says clamp. Without one an answer may take what is left, up to the limits.
     """
     left = model.context_tokens - prompt_tokens
     limit = output_limit(model, output_tokens_max)
+    own = bounds.output_tokens_max or limit
     if left < 1:
         return _too_long(
             model,
             f"Your prompt has {prompt_tokens} tokens, which leaves no room for an answer.",
             prompt_param,
         )
+    if 0 < bounds.prompt_tokens_max < prompt_tokens:
+        return Refusal(
+            code=Code.CONTEXT_LENGTH,
+            message=f"Your prompt has {prompt_tokens} tokens; the most you may send is "
+            f"{bounds.prompt_tokens_max}.",
+            param=prompt_param,
+        )
+    if max_tokens is not None and max_tokens > own and bounds.output_tokens_max:
+        if policy == "refuse":
+            return Refusal(
+                code=Code.BAD_REQUEST,
+                message=f"max_tokens is {max_tokens}; the most you may ask for is {own} tokens.",
+                param="max_tokens",
+            )
+        max_tokens = own
     if max_tokens is not None and max_tokens > limit:
         return Refusal(
             code=Code.BAD_REQUEST,
@@ -124,7 +144,7 @@ def size(
         )
     return Size(
         prompt_tokens=prompt_tokens,
-        max_tokens=min(left, limit) if max_tokens is None else max_tokens,
+        max_tokens=min(left, limit, own) if max_tokens is None else max_tokens,
         choices=choices,
     )
 

@@ -41,11 +41,12 @@ _decode = msgspec.msgpack.Decoder().decode
 
 
 class RemoteDispatch:
-    """A `Backend`."""
+    """A `Backend`. `limits_now` is when tenants' limits are judged: "" by the server's clock."""
 
     def __init__(self, client: RedisClient, functions: DispatchFunctions) -> None:
         self._client = client
         self._functions = functions
+        self.limits_now = ""  # ms; tests stop time with it
         self._tenant_keys: dict[str, tuple[bytes, ...]] = {}
         self._pool_keys: dict[str, tuple[bytes, ...]] = {}
 
@@ -57,7 +58,7 @@ class RemoteDispatch:
         answer = self._client.run(
             self._functions.admit,
             self._tenant(asked.tenant),
-            "",
+            self.limits_now,
             asked.ticket,
             asked.key,
             versions.key,
@@ -148,7 +149,7 @@ class RemoteDispatch:
     ) -> Awaitable[None]:
         # The versions are `admit`'s alone.
         keys = self._tenant(tenant)[:-1]
-        return _Answer(self._client.run(function, keys, "", *args), _nothing)
+        return _Answer(self._client.run(function, keys, self.limits_now, *args), _nothing)
 
     def _tenant(self, tenant: str) -> tuple[bytes, ...]:
         return _cached(self._tenant_keys, tenant, tenant_keys)

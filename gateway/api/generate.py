@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from core.scopes import bounds_of
 from gateway import anthropic, openai
 from gateway.api.answers import AnswerLimits, Keep, Telling
 from gateway.api.endpoint import Edge, Endpoint
@@ -17,7 +18,7 @@ from gateway.conversation import Answer, Conversation, StreamWriter
 from gateway.hints import hints_of
 from gateway.http_protocol import CUT
 from gateway.idempotency import REPLAYED
-from gateway.patience import patience, shortened
+from gateway.patience import bounded, patience, shortened
 from gateway.relay.call import Call
 from gateway.relay.exchange import Exchange
 from gateway.relay.relay import Relay
@@ -89,7 +90,8 @@ class GenerateEndpoint(Endpoint):
         headers = scope["headers"]
         identity = await self.edge.auth.authenticate(headers)
         now_ms = self.edge.now_ms()
-        given = patience(headers, self.edge.limits.patience)
+        tenant_ms_max = identity.tenant.bounds.deadline_ms_max
+        given = patience(headers, self.edge.limits.patience, tenant_ms_max=tenant_ms_max)
         body = await self.body(scope, receive, whole_ms=given.whole_ms)
         conversation = await self.completed(identity, self._kind.parse(body))
         given = shortened(
@@ -98,6 +100,8 @@ class GenerateEndpoint(Endpoint):
         claim = self.edge.claims.claim(
             headers, method=scope["method"], path=scope["path"], body=body
         )
+        bounds = bounds_of(identity.tenant, identity.key, conversation.model)
+        given = bounded(given, bounds.deadline_ms_max)
         call = Call(
             identity=identity,
             renew_identity=lambda: self.edge.auth.again(headers),

@@ -5,6 +5,7 @@ Both are asked for side by side. Invariant: what `undo` or a refusal leaves behi
 
 from core.errors import Refusal, RefusedError
 from core.metering import Reserve
+from core.scopes import scopes_of
 from core.tickets import Admit, CacheVersions, Stale
 from gateway.auth import Identity
 from gateway.relay.call import Call
@@ -73,6 +74,8 @@ class Admission:
             hard_capped=identity.hard_capped,
             limits=self._shared.hold_limits,
             keeping=keeping,
+            # Who names no length takes what there is room for.
+            whole=identity.tenant.output_policy == "refuse" and conversation.max_tokens is not None,
         )
 
     def _make_ticket(self) -> Ticket:
@@ -91,6 +94,8 @@ class Admission:
                 route=job.model.route_version,
             ),
             limits=identity.tenant.limits,
+            scopes=scopes_of(identity.tenant, identity.key, job.model.model),
             input_tokens=prompt_tokens - min(cached, prompt_tokens),
+            output_tokens=self._wanted.output_tokens,
         )
         return Ticket(self._shared.generation.dispatch, asked)

@@ -34,6 +34,12 @@ def first_ask(price: Price, size: Size, first_output_tokens: int) -> Ask:
     )
 
 
+def whole_ask(price: Price, size: Size) -> Ask:
+    """All of it or nothing, for who would rather be refused than have an answer cut."""
+    whole = whole_micro(price, size, size.output_tokens)
+    return Ask(amount_micro=whole, floor_micro=whole)
+
+
 def next_ask(price: Price, size: Size, tokens: int) -> Ask:
     """When `tokens` are not enough: twice as many, or one more for each choice at least."""
     assert tokens < size.output_tokens, "the whole answer is held already"

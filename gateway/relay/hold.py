@@ -24,7 +24,14 @@ from core.metering import (
 from core.money import EndCause, Price
 from gateway.books import Books
 from gateway.idempotency import REFUSALS
-from gateway.relay.budget import affordable_tokens, first_ask, next_ask, slack_tokens, whole_micro
+from gateway.relay.budget import (
+    affordable_tokens,
+    first_ask,
+    next_ask,
+    slack_tokens,
+    whole_ask,
+    whole_micro,
+)
 from gateway.replay import Keeping
 from gateway.routing import Size
 
@@ -55,7 +62,10 @@ class HoldLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hold:
-    """`asked` is complete but for its amounts."""
+    """`asked` is complete but for its amounts.
+
+    `whole` has all of the answer covered before it begins, or nothing.
+    """
 
     def __init__(
         self,
@@ -67,6 +77,7 @@ class Hold:
         hard_capped: bool,
         limits: HoldLimits,
         keeping: Keeping | None = None,
+        whole: bool = False,
     ) -> None:
         self._books = books
         self._keeping = keeping
@@ -75,7 +86,8 @@ class Hold:
         self._limits = limits
         self._tokens = size.output_tokens  # that may be produced for what is held
         if hard_capped:
-            ask = first_ask(price, size, limits.first_output_tokens)
+            first = first_ask(price, size, limits.first_output_tokens)
+            ask = whole_ask(price, size) if whole else first
             amounts = msgspec.structs.asdict(ask)
         else:
             amounts = {"amount_micro": whole_micro(price, size, size.output_tokens)}

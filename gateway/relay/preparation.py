@@ -11,6 +11,7 @@ from core.errors import Code, Refusal, RefusedError, refuse
 from core.money import Price
 from core.prefix import prefix_hashes
 from core.registry import ProviderModel, ServedModel, TargetModel
+from core.scopes import bounds_of
 from core.tickets import Arm
 from gateway.auth import Identity
 from gateway.conversation import Conversation
@@ -161,6 +162,8 @@ class Preparation:
             choices=conversation.n,
             output_tokens_max=self._shared.routes.output_tokens_max,
             prompt_param="prompt" if conversation.kind == "text" else "messages",
+            bounds=bounds_of(self._identity.tenant, self._identity.key, model.model),
+            policy=self._identity.tenant.output_policy,
         )
         if isinstance(wanted, Refusal):
             raise RefusedError(wanted)

@@ -5,6 +5,7 @@ gives everything back.
 """
 
 from core.errors import Code, Refusal
+from core.scopes import scope_words
 from core.tickets import Admit, Admitted, Arm, Dropped, Headroom, LimitRefused, Placed, Stale
 from store.dispatch import Dispatch
 
@@ -82,10 +83,11 @@ class Ticket:
 
 
 def limit_refusal(refused: LimitRefused) -> Refusal:
-    """429, with the wait that the dispatcher computed."""
+    """429, with the wait that the dispatcher computed: until no scope stands in the way."""
     name = LIMIT_NAMES.get(refused.reason, refused.reason)
+    whose, of_what = scope_words(refused.scope)
     return Refusal(
         code=Code.RATE_LIMITED,
-        message=f"Your account is over its limit of {name}.",
+        message=f"{whose} is over its limit of {name}{of_what}.",
         retry_after_ms=refused.retry_after_ms,
     )
