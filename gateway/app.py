@@ -27,6 +27,7 @@ from gateway.api.responses import (
     KeptResponseEndpoint,
     ResponsesEndpoint,
 )
+from gateway.api.shortener import Shortener
 from gateway.gateway import Gateway, now_ms
 from gateway.patience import Bounds
 
@@ -107,15 +108,14 @@ class Paths:
             reasons=gateway.reasons, refresh=gateway.refresh_metrics, metrics=gateway.metrics
         )
         relay, routes, kept = gateway.relay, gateway.routes, gateway.kept_responses
+        shortener = Shortener(routes, gateway.prompts, now_ms)
         self._paths = {
             "/v1/chat/completions": GenerateEndpoint(edge, relay, CHAT, patience),
             "/v1/completions": GenerateEndpoint(edge, relay, COMPLETIONS, patience),
             "/v1/messages": GenerateEndpoint(edge, relay, MESSAGES, patience),
             "/v1/messages/count_tokens": CountTokensEndpoint(edge, routes, gateway.prompts),
-            "/v1/responses": ResponsesEndpoint(edge, relay, kept, patience),
-            "/v1/responses/input_tokens": CountResponseEndpoint(
-                edge, routes, gateway.prompts, kept
-            ),
+            "/v1/responses": ResponsesEndpoint(edge, relay, kept, patience, shortener),
+            "/v1/responses/input_tokens": CountResponseEndpoint(edge, kept, shortener),
             "/v1/models": ModelsEndpoint(edge, routes),
             "/health/live": health.live,
             "/health/ready": health.ready,

@@ -11,18 +11,16 @@ import msgspec
 from core.errors import Code, refuse
 from gateway import responses
 from gateway.api.answers import AnswerLimits
-from gateway.api.counted import counted
 from gateway.api.endpoint import Edge, Endpoint
 from gateway.api.faces import OPENAI
 from gateway.api.generate import GenerateEndpoint, Kind
 from gateway.api.responder import Receive, Responder, Scope
+from gateway.api.shortener import Shortener
 from gateway.auth import Identity
 from gateway.conversation import Answer, Conversation, StreamWriter
 from gateway.kept_responses import KeptBody, KeptResponses
-from gateway.prompts import Prompts
 from gateway.relay.call import Call
 from gateway.relay.relay import Relay
-from gateway.routes import Routes
 
 RESPONSES = "/v1/responses/"
 PAGE_DEFAULT, PAGE_MAX = 20, 100
@@ -34,13 +32,13 @@ def _never(*_: object) -> None:
 
 
 async def _completed(
-    kept: KeptResponses, identity: Identity, conversation: Conversation
+    kept: KeptResponses, shortener: Shortener, identity: Identity, conversation: Conversation
 ) -> Conversation:
-    """With the turns of what it continues."""
     ask = conversation.ask
     assert ask is not None
     before = await kept.items(identity.tenant.id, ask.previous_id) if ask.previous_id else ()
-    return responses.continued(conversation, before)
+    whole = responses.continued(conversation, before)
+    return await shortener.fitting(identity, whole) if ask.shorten else whole
 
 
 class _Telling:
@@ -103,14 +101,22 @@ class _Telling:
 class ResponsesEndpoint(GenerateEndpoint):
     """`POST /v1/responses`."""
 
-    def __init__(self, edge: Edge, relay: Relay, kept: KeptResponses, limits: AnswerLimits) -> None:
+    def __init__(
+        self,
+        edge: Edge,
+        relay: Relay,
+        kept: KeptResponses,
+        limits: AnswerLimits,
+        shortener: Shortener,
+    ) -> None:
         kind = Kind("responses", OPENAI, responses.parse_response, _never, _never)  # type: ignore[arg-type] # never called: `kind_of` makes each call's own
         super().__init__(edge, relay, kind, limits)
         self._kept = kept
+        self._shortener = shortener
 
     async def completed(self, identity: Identity, conversation: Conversation) -> Conversation:
-        """With the turns of what it continues."""
-        return await _completed(self._kept, identity, conversation)
+        """With the turns of what it continues, or with as many as fit if that is asked for."""
+        return await _completed(self._kept, self._shortener, identity, conversation)
 
     def kind_of(self, call: Call) -> Kind:
         """One that keeps what it tells."""
@@ -120,19 +126,17 @@ class ResponsesEndpoint(GenerateEndpoint):
 class CountResponseEndpoint(Endpoint):
     """`POST /v1/responses/input_tokens`. Nothing is admitted or reserved."""
 
-    def __init__(self, edge: Edge, routes: Routes, prompts: Prompts, kept: KeptResponses) -> None:
+    def __init__(self, edge: Edge, kept: KeptResponses, shortener: Shortener) -> None:
         super().__init__(edge, name="count_response_tokens", face=OPENAI)
-        self._routes = routes
-        self._prompts = prompts
         self._kept = kept
+        self._shortener = shortener
 
     async def answer(self, scope: Scope, receive: Receive, respond: Responder) -> None:
         """The count."""
         identity = await self.edge.auth.authenticate(scope["headers"])
         asked = responses.parse_input_tokens(await self.body(scope, receive))
-        conversation = await _completed(self._kept, identity, asked)
-        at_ms = self.edge.now_ms()
-        count = await counted(self._routes, self._prompts, identity, conversation, at_ms)
+        conversation = await _completed(self._kept, self._shortener, identity, asked)
+        count = await self._shortener.count(identity, conversation)
         body = responses.input_tokens_json(count)
         await respond.whole(200, body, {}, self.edge.new_request_id())
 

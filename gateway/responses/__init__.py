@@ -14,18 +14,23 @@ from gateway.responses.answer import (
 )
 from gateway.responses.items import named
 from gateway.responses.request import continued, parse_input_tokens, parse_response
+from gateway.responses.shortening import beginnings, begun_at, is_too_long, room_for
 from gateway.responses.stream import ResponsesStream
 
 __all__ = [
     "ResponsesStream",
     "answer_items",
+    "beginnings",
+    "begun_at",
     "continued",
     "deleted_json",
     "input_tokens_json",
+    "is_too_long",
     "items_json",
     "named",
     "parse_input_tokens",
     "parse_response",
     "response_id",
     "response_json",
+    "room_for",
 ]

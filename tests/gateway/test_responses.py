@@ -316,3 +316,32 @@ async def test_many_at_once_are_all_kept_or_say_that_they_are_not(
         body = response.json()
         read = await send(world, caller, "GET", f"{RESPONSES}/{body['id']}")
         assert (read.status_code == 200) is body["store"]
+
+
+async def test_a_conversation_that_does_not_fit_loses_its_oldest_turns_if_asked(
+    world: World, caller: Caller
+) -> None:
+    said: Any = []
+    for i in range(12):
+        said += [
+            {"role": "user", "content": f"question{i} " + "word " * 20},
+            {"role": "assistant", "content": f"answer{i}"},
+        ]
+    said.append({"role": "user", "content": "the last"})
+    asked: Any = {"model": MODEL, "input": said, "instructions": "Be brief."}
+    refused = await send(world, caller, "POST", RESPONSES, **asked)
+    assert refused.status_code == 400
+    assert error_of(refused)["code"] == "context_length_exceeded"
+    async with client_of(world, caller) as client:
+        made = await client.responses.create(truncation="auto", **asked)
+        counted = await client.responses.input_tokens.count(truncation="auto", **asked)
+    assert made.status in {"completed", "incomplete"}
+    assert made.usage is not None
+    assert counted.input_tokens == made.usage.input_tokens
+    prompt = prompt_of(world)
+    assert "Be brief." in prompt
+    assert "the last" in prompt
+    assert "question11" in prompt
+    assert "question0" not in prompt
+    page = await send(world, caller, "GET", f"{RESPONSES}/{made.id}/input_items?limit=100")
+    assert len(page.json()["data"]) == len(said)  # what is left out is not forgotten

@@ -4,15 +4,25 @@ import json
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.errors import Code, Refusal, RefusedError
+from core.errors import Code, Refusal, RefusedError, refuse
 from gateway.conversation import Conversation, Turn
 from gateway.fields import Fields
 from gateway.items import CallItem, Item, MessageItem, ResultItem
-from gateway.responses import continued, named, parse_input_tokens, parse_response
+from gateway.responses import (
+    beginnings,
+    begun_at,
+    continued,
+    is_too_long,
+    named,
+    parse_input_tokens,
+    parse_response,
+    room_for,
+)
 from gateway.responses.items import item_json, read_items, turns_of
 
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
@@ -274,3 +284,38 @@ def test_nothing_that_was_said_is_lost_or_moved(
     )
     pairs = [(a.role, b.role) for a, b in pairwise(made)]
     assert ("assistant", "assistant") not in pairs
+
+
+@given(
+    roles=st.lists(st.sampled_from(["user", "assistant"]), min_size=1, max_size=8),
+    system=st.booleans(),
+)
+def test_whatever_is_left_out_is_the_oldest_and_ends_before_what_a_user_says(
+    roles: list[Any], *, system: bool
+) -> None:
+    said = [MessageItem(role=role, parts=(f"{i}",)) for i, role in enumerate(roles)]
+    whole = msgspec.structs.replace(parse(), turns=turns_of("I" if system else None, said))
+    places = beginnings(whole)
+    assert begun_at(whole, places[0]) == whole
+    for place in places[1:]:
+        left = begun_at(whole, place).turns
+        assert left[system:] == whole.turns[place:]
+        assert left[system].role == "user"
+        assert (left[0].content == "I") is system
+
+
+def test_only_the_system_s_words_leave_nothing_to_leave_out() -> None:
+    lonely = msgspec.structs.replace(
+        parse(), turns=(Turn(role="system", content="A"), Turn(role="system", content="B"))
+    )
+    assert beginnings(lonely) == (1,)
+    assert begun_at(lonely, 1) == lonely
+
+
+def test_an_answer_s_room_is_kept_free() -> None:
+    assert room_for(1000, None) == 750
+    assert room_for(1000, 100) == 900
+    assert room_for(1000, 5000) == 500
+    long, other = refuse(Code.CONTEXT_LENGTH, "x"), refuse(Code.BAD_REQUEST, "x")
+    assert is_too_long(long)
+    assert not is_too_long(other)
