@@ -362,17 +362,21 @@ class Pool:
         )
 
     def _overdue(self, ticket: Ticket) -> str | None:
-        if ticket.deadline_ms <= self.now_ms:
+        """Why a head is dropped: past its deadline, or so near that it would only waste work."""
+        least_ms = self.service.least_ms(self.rules.shed)
+        if ticket.deadline_ms - least_ms <= self.now_ms:
             return "expired"
         return self._hopeless(ticket.kv_blocks)
 
     def _drop(self, ticket: Ticket, reason: str, *, own: str) -> None:
+        self._measure_wait(ticket)
         self.queue.remove(ticket.service_class, ticket.tenant, ticket.ticket)
         ticket.state, ticket.outcome = "dropped", Dropped(reason=reason)
         if ticket.ticket != own:
             self._tell(ticket)
 
     def _serve(self, ticket: Ticket, spot: "_Spot", head: Head, *, own: str) -> None:
+        self._measure_wait(ticket)
         self.queue.served(ticket.service_class, ticket.kv_blocks, owed=head.owed)
         self.queue.remove(ticket.service_class, ticket.tenant, ticket.ticket)
         is_own = ticket.ticket == own
@@ -402,13 +406,26 @@ class Pool:
             samples=self.service.samples,
         )
         reason = shed(prospect, self.rules.shed, self.rules.queue.queue_max)
-        if reason is not None:
+        if reason is None:
+            ticket.queued_ms = self.now_ms
+            ticket.promised_ms = self._promise_ms(ticket, joined=True)
+        else:
             self._drop(ticket, reason, own=ticket.ticket)
             ticket.outcome = Dropped(reason=reason, expected_wait_ms=wait_ms)
 
     def _wait_ms(self, asked: Arm | Ticket, *, joined: bool) -> int:
+        promised_ms = self._promise_ms(asked, joined=joined)
+        wait_ms = self.service.stretched_ms(asked.service_class, promised_ms)
+        return min(self.rules.wait_max_ms, wait_ms)
+
+    def _promise_ms(self, asked: Arm | Ticket, *, joined: bool) -> int:
         place = self.queue.place(asked.service_class, asked.tenant, joined=joined)
         return min(self.rules.wait_max_ms, self.service.wait_ms(place, self.fleet.open))
+
+    def _measure_wait(self, ticket: Ticket) -> None:
+        waited_ms = self.now_ms - ticket.queued_ms
+        self.service.waited(ticket.service_class, waited_ms, ticket.promised_ms)
+        ticket.promised_ms = 0
 
     def _congestion_ms(self) -> int:
         ahead = self.queue.position("standard")

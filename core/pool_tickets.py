@@ -29,6 +29,8 @@ class Ticket(msgspec.Struct, kw_only=True):
     prefix_hashes: tuple[str, ...]
     exclude: tuple[str, ...]
     state: State = "queued"
+    queued_ms: int = 0  # when it began to wait
+    promised_ms: int = 0  # how long, by its place; 0 where nobody asked
     outcome: Placed | Dropped | None = None
     number: int = 0
     in_lane: bool = False  # of its replica

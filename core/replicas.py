@@ -184,13 +184,10 @@ class Replicas:
         return (self.all[name] for _, name in self.rooms.first(self._rules.looks_max))
 
     def _takes(self, replica: Replica, blocks: int, where: Where) -> bool:
-        match where:
-            case "beside the lane":
-                return takes(replica, blocks, self._rules)
-            case "in the lane":
-                return lane_takes(replica, blocks, self._rules)
-            case "anywhere":
-                return fits(replica, blocks)
+        if where == "anywhere":
+            return fits(replica, blocks)
+        fit = takes if where == "beside the lane" else lane_takes
+        return fit(replica, blocks, self._rules)
 
     def _is_loyal(self, replica: Replica) -> bool:
         return holds_affinity(replica, self.open, self.ready, self._rules)

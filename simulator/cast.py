@@ -39,8 +39,9 @@ class Cast:
         self._seeded = seeded
         self._orders = orders
         self._dice = seeded.stream("cast")
-        self.engine_config = engine_config(self._dice)
-        self._told_kv_blocks = int(self.engine_config.kv_blocks * self._dice.choice(BOASTS))
+        drawn, boast = engine_config(self._dice), self._dice.choice(BOASTS)
+        self.engine_config = config.engine or drawn
+        self._told_kv_blocks = int(self.engine_config.kv_blocks * (1.0 if config.engine else boast))
         self.network = Network(clock, seeded.stream("network"))
         self.bank = Bank(clock, config.book_type, LEASE_MS)
         self.valkey = Valkey(clock, config.pool_type)

@@ -30,6 +30,7 @@ class WorldConfig(msgspec.Struct, frozen=True, kw_only=True):
     pool_type: PoolType = Pool
     book_type: BookType = Book
     block_pool_type: BlockPoolType = BlockPool
+    engine: SchedulerConfig | None = None  # None: the seed decides
 
 
 class Seeded:

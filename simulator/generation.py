@@ -92,11 +92,13 @@ class Generation:
 
     async def run(self, arm: Arm) -> Outcome:
         """Until the answer is whole or given up."""
+        self._order.armed_ms = self._clock.now_ms
         while True:
             place = await self._link.place(arm)
             if isinstance(place, Dropped):
                 cause = EndCause.EXPIRED if place.reason == "expired" else self._failed_cause()
                 return Outcome(cause, f"dropped: {place.reason}")
+            self._order.placed_ms = self._order.placed_ms or self._clock.now_ms
             end = await self._try(place)
             if isinstance(end, Outcome):
                 return end

@@ -55,6 +55,8 @@ class Order(msgspec.Struct, kw_only=True, eq=False):
     cause: EndCause | None = None  # as its gateway decided
     refusal: str = ""  # why it was not accepted, or not finished
     ended_ms: int = 0
+    armed_ms: int = 0  # when it first asked for a replica
+    placed_ms: int = 0  # when it first got one
 
     @property
     def over(self) -> bool:

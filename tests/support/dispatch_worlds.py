@@ -156,7 +156,7 @@ def pure_pool(pool: Pool) -> dict[str, Any]:
             pool.fleet.empty_since_ms,
             pool.fleet.numbered,
         ],
-        "service": [pool.service.stay_us, pool.service.samples],
+        "service": [pool.service.stay_us, pool.service.samples, *pool.service.stretch.values()],
         "sums": [pool.fleet.open, pool.fleet.ready, pool.fleet.largest, len(pool.replicas)],
         "rooms": list(pool.fleet.rooms),
         "lives": pool.fleet.numbers,
@@ -184,6 +184,9 @@ def pure_pool(pool: Pool) -> dict[str, Any]:
                 ticket.input_tokens,
                 ticket.output_tokens,
                 ticket.cost,
+                ticket.in_lane,
+                ticket.queued_ms,
+                ticket.promised_ms,
             ]
             for name, ticket in pool.tickets.items()
         },
@@ -232,7 +235,7 @@ def stored_pool(client: redis.Redis, keys: tuple[bytes, ...]) -> dict[str, Any]:
         "clock": [
             state[part] for part in ("epoch", "now_ms", "started_ms", "empty_since_ms", "numbers")
         ],
-        "service": [state["stay_us"], state["samples"]],
+        "service": [state["stay_us"], state["samples"], *state["stretch"]],
         "sums": [state[part] for part in ("open", "ready", "largest", "replicas")],
         "rooms": ranking("rooms"),
         "lives": {int(n): name.decode() for n, name in client.hgetall(key["lives"]).items()},
@@ -284,6 +287,9 @@ def stored_ticket(ticket: dict[str, Any]) -> list[Any]:
         ticket["input_tokens"],
         ticket["output_tokens"],
         ticket["cost"],
+        ticket["in_lane"],
+        ticket["queued_ms"],
+        ticket["promised_ms"],
     ]
 
 

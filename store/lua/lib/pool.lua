@@ -7,6 +7,8 @@
 -- RETURNS nothing: it defines local functions for the script that follows
 
 local SMOOTHING = 16 -- requests that a measured time is the average of, roughly
+local LEARNING, FORGETTING = 4, 32 -- promises broken count for more than those kept
+local STRETCH_ONE, STRETCH_MAX, PROMISE_MS_MIN = 1000, 16000, 50
 
 local function owned_member(ticket) return ticket.gateway .. '|' .. ticket.ticket end
 
@@ -136,7 +138,7 @@ local function new_ticket(arm, gateway)
     deadline_ms = arm.deadline_ms > 0 and arm.deadline_ms or pool.now_ms + RULES.wait_max_ms,
     kv_blocks = arm.kv_blocks, prompt_tokens = arm.prompt_tokens,
     prefix_hashes = arm.prefix_hashes, exclude = arm.exclude,
-    state = 'queued', number = 0, in_lane = false, input_tokens = 0, output_tokens = 0, cost = 0,
+    state = 'queued', queued_ms = 0, promised_ms = 0, number = 0, in_lane = false, input_tokens = 0, output_tokens = 0, cost = 0,
   }
   own(ticket)
   change_ticket(ticket)
@@ -155,14 +157,37 @@ local function measure_stay(ticket)
   pool.samples = pool.samples + 1
 end
 
+-- What a ticket needs once it is placed, as far as known.
+local function least_stay_ms()
+  return pool.samples >= RULES.shed.samples_min and math.floor(pool.stay_us / 1000) or 0
+end
+
 local function wait_at(place)
   if pool.open == 0 then return 0 end
   return math.min(RULES.wait_max_ms, math.floor(place * pool.stay_us / (1000 * pool.open)))
 end
 
--- Of the tenant's last ticket in this class (`joined` is 1), or of one more that would join.
-local function wait_ms(asked, joined)
+-- By the place of the tenant's last ticket in this class (`joined` is 1), or of one more that
+-- would join.
+local function promise_ms(asked, joined)
   return wait_at(place_in(RANKS[asked.service_class], asked.tenant, joined))
+end
+
+-- What such a promise is worth in this class.
+local function wait_ms(asked, joined)
+  local stretch = pool.stretch[RANKS[asked.service_class]]
+  return math.min(RULES.wait_max_ms,
+    math.floor(promise_ms(asked, joined) * stretch / STRETCH_ONE))
+end
+
+local function measure_wait(ticket)
+  if ticket.promised_ms >= PROMISE_MS_MIN then
+    local rank, waited_ms = RANKS[ticket.service_class], pool.now_ms - ticket.queued_ms
+    local ratio = math.min(STRETCH_MAX, math.floor(waited_ms * STRETCH_ONE / ticket.promised_ms))
+    local off = ratio - pool.stretch[rank]
+    pool.stretch[rank] = pool.stretch[rank] + math.floor(off / (off > 0 and LEARNING or FORGETTING))
+  end
+  ticket.promised_ms = 0
 end
 
 local function congestion_ms() return wait_at(position_in(RANKS.standard)) end
@@ -192,6 +217,7 @@ local function place(ticket, replica, in_lane, state)
 end
 
 local function drop(ticket, reason, own_name, expected_ms)
+  measure_wait(ticket)
   remove_ticket(ticket)
   ticket.state, ticket.reason, ticket.wait_ms = 'dropped', reason, expected_ms
   change_ticket(ticket)
@@ -199,6 +225,7 @@ local function drop(ticket, reason, own_name, expected_ms)
 end
 
 local function serve(ticket, replica, in_lane, owed, own_name)
+  measure_wait(ticket)
   count_share(RANKS[ticket.service_class], ticket.kv_blocks, owed)
   remove_ticket(ticket)
   local is_own = ticket.ticket == own_name
@@ -226,7 +253,8 @@ local function dispatch(own_name)
     local name, owed = head_of_queue(skipped, skipped_count)
     if not name or grants >= RULES.grants_max then return end
     local ticket = find_ticket(name)
-    local reason = ticket.deadline_ms <= pool.now_ms and 'expired' or hopeless(ticket.kv_blocks)
+    local is_late = ticket.deadline_ms - least_stay_ms() <= pool.now_ms
+    local reason = is_late and 'expired' or hopeless(ticket.kv_blocks)
     if reason then
       drop(ticket, reason, own_name, 0)
     else
@@ -260,15 +288,18 @@ local function shed_reason(ticket, expected_ms, deadline_ms)
   elseif is_over_share and congestion_ms() >= RULES.shed.share_wait_ms then
     return 'over_share'
   end
-  local done_ms = pool.now_ms + expected_ms + math.floor(pool.stay_us / 1000)
-  return deadline_ms > 0 and done_ms > deadline_ms and 'too_late' or nil
+  local done_ms = expected_ms + math.floor(pool.stay_us / 1000)
+  done_ms = math.floor(done_ms * RULES.shed.margin_percent / 100)
+  return deadline_ms > 0 and pool.now_ms + done_ms > deadline_ms and 'too_late' or nil
 end
 
 local function shed(ticket, deadline_ms)
   if ticket.state ~= 'queued' then return end
   local expected_ms = wait_ms(ticket, 1)
   local reason = shed_reason(ticket, expected_ms, deadline_ms)
-  if reason then drop(ticket, reason, ticket.ticket, expected_ms) end
+  if reason then return drop(ticket, reason, ticket.ticket, expected_ms) end
+  ticket.queued_ms, ticket.promised_ms = pool.now_ms, promise_ms(ticket, 1)
+  change_ticket(ticket)
 end
 
 -- What each call does first: lets go of what was waited for in vain.

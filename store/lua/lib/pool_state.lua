@@ -68,7 +68,7 @@ local function open_pool(keys, now_arg)
   redis.call('UNLINK', unpack(keys))
   pool = {
     epoch = '', now_ms = now_ms, started_ms = 0, empty_since_ms = 0, numbers = 0,
-    stay_us = 0, samples = 0, owing = {},
+    stay_us = 0, samples = 0, stretch = {1000, 1000, 1000}, owing = {},
     open = 0, ready = 0, largest = 0, replicas = 0, -- of all replicas, as `core.replicas` has them
     counts = {0, 0, 0}, credits = {0, 0, 0}, floors = {0, 0, 0},
     base = 0, first_order = 0, last_order = 0, touches = 0,
