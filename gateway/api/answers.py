@@ -170,10 +170,10 @@ class Telling:
             self._exchange.delivered(tokens)
 
     def _limit_headers(self) -> dict[str, str]:
-        headroom = self._exchange.headroom
+        headroom, headers = self._exchange.headroom, self._exchange.route_headers
         if headroom is None:
-            return {}
-        return self._face.limit_headers(headroom, self._now_ms())
+            return headers
+        return {**headers, **self._face.limit_headers(headroom, self._now_ms())}
 
 
 def _written(writer: StreamWriter, events: list[tuple[StreamEvent, int]]) -> Iterator[bytes]:

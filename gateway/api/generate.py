@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from core.errors import RefusedError
 from core.scopes import bounds_of
 from gateway import anthropic, openai
 from gateway.api.answers import AnswerLimits, Keep, Telling
@@ -22,6 +23,7 @@ from gateway.patience import bounded, patience, shortened
 from gateway.relay.call import Call
 from gateway.relay.exchange import Exchange
 from gateway.relay.relay import Relay
+from gateway.route_index import is_allowed, not_found
 
 REPLAY_S = 60.0
 
@@ -116,6 +118,8 @@ class GenerateEndpoint(Endpoint):
         )
         told = await self.edge.claims.told(identity.tenant.id, claim) if claim is not None else None
         if told is not None:
+            if not is_allowed(conversation.model, identity.tenant, identity.key):
+                raise RefusedError(not_found(conversation.model))
             respond.more_headers |= REPLAYED
             call = msgspec.structs.replace(call, created_ms=told.created_ms)
             await self._replay(call, Replayed(told), receive, respond)

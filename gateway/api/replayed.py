@@ -11,6 +11,7 @@ class Replayed:
     """What `Telling` works with. Nothing that is said to it has an effect."""
 
     headroom: Headroom | None = None
+    route_headers: dict[str, str] = {}  # noqa: RUF012 - nobody adds to it
     writing_since_s = 0.0
 
     def __init__(self, kept: KeptAnswer) -> None:
