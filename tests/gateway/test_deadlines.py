@@ -1,6 +1,7 @@
 """Time that runs out: of the whole, of a first token, of the next one; at every stage."""
 
 import asyncio
+import itertools
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -49,7 +50,7 @@ async def ended(world: World, caller: Caller, *, output: int) -> None:
 
 
 # litellm #38358, #19909: a first-byte timeout that never fires.
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
 async def test_a_worker_that_accepts_and_says_nothing_is_a_504(world: World, path: str) -> None:
     caller = await world.add_caller()
     world.worker.default = hangs()
@@ -116,14 +117,11 @@ async def test_a_timeout_in_the_body_is_the_deadline(world: World, caller: Calle
     assert world.worker.requests[0].deadline_ms == row.created_ms + 400
 
 
-@pytest.mark.parametrize("value", [0, -1, "5", 1e9, True])
-@pytest.mark.parametrize("path", PATHS)
-async def test_a_bad_timeout_is_refused_by_name(
-    world: World, caller: Caller, path: str, value: object
-) -> None:
-    answer = await told(world, caller, path, {}, timeout=value)
-    assert answer.status_code == 400
-    assert "timeout" in answer.json()["error"]["message"]
+async def test_a_bad_timeout_is_refused_by_name(world: World, caller: Caller) -> None:
+    for path, value in itertools.product(PATHS, (0, -1, "5", 1e9, True)):
+        answer = await told(world, caller, path, {}, timeout=value)
+        assert answer.status_code == 400
+        assert "timeout" in answer.json()["error"]["message"]
     assert world.worker.requests == []
 
 

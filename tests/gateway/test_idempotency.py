@@ -137,7 +137,7 @@ async def test_another_body_or_header_under_a_key_is_told_so(world: World, calle
     for other in (
         await keyed(world, caller, max_tokens=49),
         await keyed(world, caller, user="somebody"),
-        await keyed(world, caller, headers={"x-headworks-tags": "other"}),
+        await keyed(world, caller, headers={"x-headworks-of-ours": "1"}),
     ):
         assert other.status_code == 422
         assert "another request" in error_of(other)["message"]
