@@ -44,7 +44,9 @@ class ProviderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     cut_usage: Literal["estimate", "drain"] = "estimate"
     drain_ms: Milliseconds = 5_000
     stream: bool = True  # false: it is asked for whole answers only
-    extensions: bool = False  # whether it takes what vLLM adds to OpenAI's chat request
+    # Whether it takes what its dialect's published types leave out: what vLLM adds to OpenAI's
+    # chat request; in Anthropic's, temperature, top_p and top_k.
+    extensions: bool = False
     # What bounds an answer in OpenAI's dialect: older servers know only `max_tokens`.
     output_limit: Literal["max_completion_tokens", "max_tokens"] = "max_completion_tokens"
 

@@ -114,21 +114,32 @@ class Dispatch:
         self,
         *,
         ticket: str,
-        pool: str,
+        pool: str | None,
         tenant: str,
         replica: str,
         actual_input_tokens: int,
         prefix_hashes: tuple[str, ...],
     ) -> None:
-        """The engine's last word: everything held is free. Cancelling does not undo it."""
+        """The engine's last word: everything held is free. Cancelling does not undo it.
+
+        Without a pool nobody of ours did it, and only the tenant's limits hear of it.
+        """
         flight = self._let_go(ticket)
         produced = flight.output_tokens if flight is not None else 0
         _log.debug("finished", extra={"facts": {"ticket": ticket, "replica": replica}})
 
-        def tell(backend: Backend) -> Awaitable[PoolReply]:
-            tenant_told = backend.finish_tenant(
+        def tell_tenant(backend: Backend) -> Awaitable[None]:
+            return backend.finish_tenant(
                 tenant, ticket, input_tokens=actual_input_tokens, output_total=produced
             )
+
+        telling = self._telling
+        if pool is None:
+            await asyncio.shield(telling.release(telling.tenant_left(tell_tenant)))
+            return
+
+        def tell(backend: Backend) -> Awaitable[PoolReply]:
+            tenant_told = tell_tenant(backend)
             pool_told = backend.finish_pool(
                 pool,
                 self._decider.name,
@@ -139,7 +150,6 @@ class Dispatch:
             )
             return second(tenant_told, pool_told)
 
-        telling = self._telling
         await asyncio.shield(telling.release(telling.pool_left(telling.pool(pool), tell)))
 
     async def cancel(self, *, ticket: str, pool: str | None, tenant: str) -> None:

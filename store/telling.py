@@ -68,6 +68,10 @@ class Telling:
         """Tell the pool so, and hear what its answer brings along."""
         self.hear(pool, await self.decider.ask(call))
 
+    async def tenant_left(self, call: Callable[[Backend], Awaitable[None]]) -> None:
+        """Tell the tenant's limits so; no pool of ours was asked."""
+        await self.decider.ask(call)
+
     async def cancel_pool(self, pool: PoolSide, ticket: str) -> None:
         """The pool is to forget the ticket; what the tenant holds stays."""
         await self.pool_left(pool, lambda b: b.cancel_pool(pool.name, self.decider.name, ticket))

@@ -145,19 +145,18 @@ class AnthropicAnswer(UpstreamAnswer):
             raise broken(f"its answer has a block of a kind unknown to us: {block.type[:64]}")
 
     def _more(self, index: int, delta: _Delta) -> Iterable[StreamEvent]:
-        match self._block, delta.type:
-            case (int() as at, "text"), "text_delta" if at == index:
+        at, kind = self._block or (-1, "")
+        self._expect(at == index)
+        match kind, delta.type:
+            case "text", "text_delta":
                 yield from self._text(delta.text)
-            case (int() as at, "tool_use"), "input_json_delta" if at == index:
+            case "tool_use", "input_json_delta":
                 if delta.partial_json:
                     self._input = None
                 yield from self.choices[0].argue(delta.partial_json)
-            case (int() as at, "text"), "citations_delta" if at == index:
-                pass  # where the text comes from: it is there without
-            case (int() as at, kind), _ if at == index and kind in UNSHOWN:
-                pass
             case _:
-                raise broken("a delta is of a block that is not open, or of another kind")
+                # Of what is not shown, and where a text comes from: it is there without.
+                self._expect(kind in UNSHOWN or (kind, delta.type) == ("text", "citations_delta"))
 
     def _close(self) -> Iterable[StreamEvent]:
         # A call may say its whole input as it begins.

@@ -2,7 +2,9 @@
 
 The interface has one system prompt, at the beginning; a system turn later on would have to be
 moved or reworded, so it is refused. So is a conversation that the assistant has begun or would
-have to go on with. Marks of what is worth caching go where the caller had them.
+have to go on with. Marks of what is worth caching go where the caller had them. How tokens are
+drawn is no longer in the interface's published types: it is said only to servers that are known
+to take it, as vLLM and older models do (`extensions`).
 """
 
 from collections import defaultdict
@@ -13,6 +15,7 @@ from gateway.conversation import CacheBreak, Conversation, Turn
 from gateway.fields import bad
 from gateway.providers.asked import (
     EXTENSIONS,
+    asks,
     is_forced,
     message_at,
     only_chats,
@@ -28,6 +31,7 @@ _NOT_HERE = (
     "n", "logprobs", "seed", "frequency_penalty", "presence_penalty", "logit_bias",
     "prompt_logprobs", *(name for name in EXTENSIONS if name != "top_k"),
 )  # fmt: skip
+_DRAWING = ("temperature", "top_p", "top_k")
 
 Block = dict[str, Any]
 
@@ -37,7 +41,7 @@ def message_body(
 ) -> dict[str, Any]:
     """Raises RefusedError for what such a server cannot be asked."""
     only_chats(conversation)
-    refuse_asked(conversation, _NOT_HERE)
+    refuse_asked(conversation, _NOT_HERE if settings.extensions else (*_NOT_HERE, *_DRAWING))
     if conversation.temperature is not None and conversation.temperature > TEMPERATURE_MAX:
         raise unsupported(conversation, "temperature", "this model takes at most 1")
     system, messages = _Messages(conversation).write()
@@ -118,7 +122,7 @@ def _texts(content: str, marks: list[CacheBreak]) -> list[Block]:
     for mark in marks:
         # Blocks of one turn were joined by line ends when they were read.
         text = content[start : mark.chars].removeprefix("\n" if start else "")
-        if text.strip():
+        if text:  # else another mark is there already: the request's own, on its last block
             blocks.append(_marked({"type": "text", "text": text}, mark))
             start = mark.chars
     rest = content[start:].removeprefix("\n" if start else "")
@@ -133,12 +137,8 @@ def _marked(block: Block, mark: CacheBreak) -> Block:
 
 
 def _drawing(conversation: Conversation) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "temperature": conversation.temperature,
-        "top_p": conversation.top_p,
-        "top_k": conversation.top_k or None,
-        "stop_sequences": list(conversation.stop) or None,
-    }
+    fields: dict[str, Any] = {name: asks(conversation, name) for name in _DRAWING}
+    fields["stop_sequences"] = list(conversation.stop) or None
     return {name: value for name, value in fields.items() if value is not None}
 
 

@@ -20,6 +20,8 @@ _ANTHROPIC_NAMES = {"stop": "stop_sequences", "response_format": "output_config.
 
 # What of a conversation is how, and its value that asks for nothing.
 _NEUTRAL: Mapping[str, tuple[str, object]] = {
+    "temperature": ("temperature", None),
+    "top_p": ("top_p", None),
     "logprobs": ("logprobs", None),
     "seed": ("seed", None),
     "n": ("n", 1),

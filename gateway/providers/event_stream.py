@@ -7,6 +7,7 @@ that are not UTF-8 and an event without end are errors.
 """
 
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 EVENT_BYTES_MAX = 8 * 1024 * 1024
@@ -38,23 +39,24 @@ class EventParser:
         self._event = ""
         self._data: list[str] = []
 
-    def feed(self, piece: bytes) -> list[ServerEvent]:
-        """The events that these bytes complete. Raises EventStreamError."""
+    def feed(self, piece: bytes) -> Iterator[ServerEvent]:
+        """The events that these bytes complete, to be taken to the end.
+
+        Raises EventStreamError, after the events before it.
+        """
         if not piece:
-            return []
+            return
         if self._after_cr and piece.startswith(b"\n"):
             piece = piece[1:]
         self._after_cr = piece.endswith(b"\r")
         *ends, rest = _LINE_END.split(piece)
-        events = []
         for end in ends:
             self._hold(end)
             line, self._line = b"".join(self._line), []
             event = self._take(line)
             if event is not None:
-                events.append(event)
+                yield event
         self._hold(rest)
-        return events
 
     def _hold(self, piece: bytes) -> None:
         self._held += len(piece)

@@ -89,6 +89,7 @@ class Guard:
             case _:
                 self._failures = self._cooldowns = 0
                 self._probing = False
+                self._key_until_s = float("-inf")
 
     @property
     def key_dead(self) -> bool:

@@ -25,6 +25,7 @@ from gateway.toolbox import Tool, Toolbox
 
 STOPS_MAX = 4  # the interface's own bound; vLLM has none
 SCHEMA_NAME = "answer"
+_DRAWING = ("temperature", "top_p", "seed", "n", "frequency_penalty", "presence_penalty")
 _STRUCTURES = {"regex": "regex", "lark": "grammar"}  # as vLLM's `structured_outputs` names them
 
 
@@ -72,13 +73,8 @@ def _message(turn: Turn, ids: CallIds) -> dict[str, Any]:
 
 
 def _drawing(conversation: Conversation) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "temperature": conversation.temperature,
-        "top_p": conversation.top_p,
-        "stop": list(conversation.stop) or None,
-    }
-    for name in ("seed", "n", "frequency_penalty", "presence_penalty", *EXTENSIONS):
-        fields[name] = asks(conversation, name)
+    fields: dict[str, Any] = {name: asks(conversation, name) for name in (*_DRAWING, *EXTENSIONS)}
+    fields["stop"] = list(conversation.stop) or None
     if conversation.logit_bias:
         fields["logit_bias"] = {str(token): bias for token, bias in conversation.logit_bias}
     if conversation.logprobs is not None:

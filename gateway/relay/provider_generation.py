@@ -190,6 +190,7 @@ class ProviderGeneration:
         await call.close(grace_s=CLOSE_S)
         self._hear_usage()
         self._totals.is_final = self._totals.told is not None
+        self._ticket.produced(self._totals.usage.output_tokens)
         self._totals.ended = True
         self._leave("answered")
         return Outcome(cause=self._cause())
@@ -236,7 +237,8 @@ class ProviderGeneration:
         metrics.provider_faults.labels(name, fault.kind).inc()
         self._leave(fault)
         cause = EndCause.FAILED if self._totals.begun else EndCause.NOT_STARTED
-        return Outcome(cause=cause, refusal=fault.refusal)
+        fallback = None if fault.kind == "refused" else fault.kind
+        return Outcome(cause=cause, refusal=fault.refusal, fallback=fallback)
 
     def _leave(self, end: Fault | Literal["answered", "unknown"]) -> None:
         """Tell the guard, once."""

@@ -60,9 +60,8 @@ class Ticket:
         )
 
     async def finish(self, *, input_tokens: int, prefix_hashes: tuple[str, ...]) -> None:
-        """The engine's last word: what was read, cache aside."""
+        """The engine's last word: what was read, cache aside; or an outside provider's."""
         assert not self._closed
-        assert self._pool is not None
         self._closed = True
         await self._dispatch.finish(
             ticket=self._asked.ticket,
