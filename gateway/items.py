@@ -51,5 +51,6 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     instructions: str | None
     previous_id: str | None
     keep: bool
+    again: bool = False  # an answer of before is told again: what was deleted stays so
     shorten: bool  # drop the oldest turns of a prompt that does not fit
     shown: dict[str, object]

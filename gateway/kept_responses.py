@@ -85,6 +85,14 @@ class KeptResponses:
             _log.warning("a response could not be kept", extra={"facts": facts})
             return False
 
+    async def holds(self, tenant_id: str, response_id: str) -> bool:
+        """Whether it can be asked for; no, where that cannot be told. Never raises."""
+        try:
+            await self.find(tenant_id, response_id)
+        except RefusedError:
+            return False
+        return True
+
     async def items(self, tenant_id: str, response_id: str) -> tuple[Item, ...]:
         """All that was said up to this response, it included. Raises RefusedError."""
         limits = self._limits

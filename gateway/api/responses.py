@@ -14,6 +14,7 @@ from gateway.api.answers import AnswerLimits
 from gateway.api.endpoint import Edge, Endpoint
 from gateway.api.faces import OPENAI
 from gateway.api.generate import GenerateEndpoint, Kind
+from gateway.api.replayed import Replayed
 from gateway.api.responder import Receive, Responder, Scope
 from gateway.api.shortener import Shortener
 from gateway.auth import Identity
@@ -83,8 +84,11 @@ class _Telling:
         assert ask is not None
         if not ask.keep:
             return
-        self._is_kept = True  # so the response that is kept says
         name = responses.response_id(request_id)
+        if ask.again:
+            self._note(is_kept=await self._kept.holds(call.identity.tenant.id, name))
+            return
+        self._is_kept = True  # so the response that is kept says
         body = KeptBody(
             response=msgspec.Raw(
                 self.encode(answer, call.conversation, request_id, call.created_ms)
@@ -93,9 +97,12 @@ class _Telling:
             output=responses.answer_items(answer, request_id),
         )
         tenant_id = call.identity.tenant.id
-        self._is_kept = await self._kept.keep(tenant_id, name, ask.previous_id, body)
+        self._note(is_kept=await self._kept.keep(tenant_id, name, ask.previous_id, body))
+
+    def _note(self, *, is_kept: bool) -> None:
+        self._is_kept = is_kept
         if self._writer is not None:
-            self._writer.kept = self._is_kept
+            self._writer.kept = is_kept
 
 
 class ResponsesEndpoint(GenerateEndpoint):
@@ -117,6 +124,18 @@ class ResponsesEndpoint(GenerateEndpoint):
     async def completed(self, identity: Identity, conversation: Conversation) -> Conversation:
         """With the turns of what it continues, or with as many as fit if that is asked for."""
         return await _completed(self._kept, self._shortener, identity, conversation)
+
+    async def _replay(
+        self, call: Call, replayed: Replayed, receive: Receive, respond: Responder
+    ) -> None:
+        """What was deleted since is not kept again."""
+        ask = call.conversation.ask
+        assert ask is not None
+        again = msgspec.structs.replace(
+            call.conversation, ask=msgspec.structs.replace(ask, again=True)
+        )
+        call = msgspec.structs.replace(call, conversation=again)
+        await super()._replay(call, replayed, receive, respond)
 
     def kind_of(self, call: Call) -> Kind:
         """One that keeps what it tells."""

@@ -1,6 +1,8 @@
 """The Responses API through the official SDK: made, streamed, continued, read again, deleted."""
 
 import asyncio
+import base64
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,7 +12,7 @@ import pytest
 from core.money import EndCause
 from store.responses import delete_expired, put_policy
 from tests.support.gateway_requests import error_of
-from tests.support.gateway_world import MODEL, Caller, World, tiny_store
+from tests.support.gateway_world import MODEL, Caller, World, a_world, tiny_store
 from tests.support.responses_grammar import check_responses_stream
 from tests.support.scripted_worker import answers, says, whole_text
 from text.rules import TextRules
@@ -345,3 +347,55 @@ async def test_a_conversation_that_does_not_fit_loses_its_oldest_turns_if_asked(
     assert "question0" not in prompt
     page = await send(world, caller, "GET", f"{RESPONSES}/{made.id}/input_items?limit=100")
     assert len(page.json()["data"]) == len(said)  # what is left out is not forgotten
+
+
+async def test_a_repeat_under_one_key_is_one_response_and_brings_back_none_that_was_deleted(
+    world: World, caller: Caller
+) -> None:
+    async with client_of(world, caller) as client:
+        asked: Any = {"model": MODEL, "input": "Hi"}
+        keyed: Any = {"extra_headers": {"idempotency-key": "k1"}}
+        first = await client.responses.create(**asked, **keyed)
+        await world.settled(caller, 1)
+        again = await client.responses.create(**asked, **keyed)
+        assert again.id == first.id
+        assert again.model_extra == {"store": True}
+        async with client.responses.stream(**asked, **keyed) as stream:
+            assert [event.type async for event in stream][-1] == "response.completed"
+            assert (await stream.get_final_response()).output_text == first.output_text
+        await client.responses.delete(first.id)
+        last = await client.responses.create(**asked, **keyed)
+        assert (last.id, last.model_extra) == (first.id, {"store": False})
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(first.id)
+    await world.settled(caller, 1)
+
+
+async def test_what_is_kept_is_sealed_for_its_tenant_and_name(
+    postgres_url: str, valkey_url: str, tmp_path: Path
+) -> None:
+    keys = ",".join(f"k{i}:{base64.b64encode(bytes([i]) * 32).decode()}" for i in (1, 2))
+    async with a_world(postgres_url, valkey_url, tmp_path, responses_keys=keys) as world:
+        caller = await world.add_caller()
+        async with client_of(world, caller) as client:
+            first = await client.responses.create(model=MODEL, input="sesame")
+            second = await client.responses.create(
+                model=MODEL, input="Go on", previous_response_id=first.id
+            )
+            assert "sesame" in prompt_of(world)
+            async with world.postgres.transaction() as conn:
+                cursor = await conn.execute(
+                    b"SELECT body, key_id FROM responses WHERE id = %s", [first.id]
+                )
+                row = await cursor.fetchone()
+                assert row is not None
+                assert b"sesame" not in bytes(row[0])
+                assert row[1] == "k1"
+                await conn.execute(
+                    b"UPDATE responses AS r SET body = o.body, nonce = o.nonce FROM responses AS o"
+                    b" WHERE r.id = %s AND o.id = %s",
+                    [second.id, first.id],
+                )
+            assert (await client.responses.retrieve(first.id)).output_text == first.output_text
+            with pytest.raises(openai.NotFoundError):
+                await client.responses.retrieve(second.id)
