@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from core.errors import Refusal, RefusedError
 from core.idempotency import Claim
-from gateway.idempotency import AWAY, UNREADABLE, claim_of, told_of
+from gateway.idempotency import AWAY, UNREADABLE, claim_of, key_of, told_of
 from gateway.replay import Keeping, KeptAnswer, read_answer
 from store.idempotency import find
 from store.postgres import Postgres, StoreAwayError
@@ -35,10 +35,13 @@ class Claims:
 
     def claim(self, headers: Headers, *, method: str, path: str, body: bytes) -> Claim | None:
         """What a request with the header claims. Raises RefusedError for a bad key."""
+        key = key_of(headers)
+        if key is None:
+            return None
         return claim_of(
+            key,
             headers,
-            method=method,
-            path=path,
+            scope=f"{method} {path}",
             body=body,
             kept_s=self._kept_ms // 1000,
             holder=self._new_holder(),

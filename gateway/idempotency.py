@@ -74,15 +74,30 @@ _json = msgspec.json.Encoder(order="sorted")
 Headers = Iterable[tuple[bytes, bytes]]
 
 
-def claim_of(
-    headers: Headers, *, method: str, path: str, body: bytes, kept_s: int, holder: str
-) -> Claim | None:
-    """What a request with the header claims. `body` is JSON. Raises RefusedError for a bad key."""
-    key = _key(headers)
-    if key is None:
+def key_of(headers: Headers) -> str | None:
+    """The header's, if it is there. Raises RefusedError for a bad one."""
+    said = {value for name, value in headers if name == HEADER}
+    if not said:
         return None
+    if len(said) > 1:
+        raise _bad("is given twice")
+    try:
+        key = said.pop().decode()
+    except UnicodeDecodeError:
+        raise _bad("is not UTF-8") from None
+    if not key.strip() or not key.isprintable():
+        raise _bad("must be of printable characters")
+    if len(key) > KEY_CHARS_MAX:
+        raise _bad(f"must be at most {KEY_CHARS_MAX} characters")
+    return key
+
+
+def claim_of(
+    key: str, headers: Headers, *, scope: str, body: bytes, kept_s: int, holder: str
+) -> Claim:
+    """What a request with this key claims. `body` is JSON."""
     return Claim(
-        scope=f"{method} {path}",
+        scope=scope,
         key=key,
         fingerprint=_fingerprint(headers, body),
         kept_s=kept_s,
@@ -99,23 +114,6 @@ def told_of(
     if answer is not None:
         return answer or UNKEPT
     return REFUSALS["key_open"] if is_open else None
-
-
-def _key(headers: Headers) -> str | None:
-    said = {value for name, value in headers if name == HEADER}
-    if not said:
-        return None
-    if len(said) > 1:
-        raise _bad("is given twice")
-    try:
-        key = said.pop().decode()
-    except UnicodeDecodeError:
-        raise _bad("is not UTF-8") from None
-    if not key.strip() or not key.isprintable():
-        raise _bad("must be of printable characters")
-    if len(key) > KEY_CHARS_MAX:
-        raise _bad(f"must be at most {KEY_CHARS_MAX} characters")
-    return key
 
 
 def _fingerprint(headers: Headers, body: bytes) -> str:

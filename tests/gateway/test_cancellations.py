@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from core.money import EndCause
-from tests.support.gateway_requests import CHAT, a_body
-from tests.support.gateway_world import Caller, World, until
+from tests.support.gateway_requests import CHAT, a_body, post
+from tests.support.gateway_world import POOL, Caller, World, a_capacity, until
 from tests.support.scripted_worker import answers, hangs
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
@@ -149,9 +149,12 @@ async def test_in_a_pause_between_tries(world: World, caller: Caller, stream: st
     await world.worker.start()
 
 
-# bifrost #3164: cancelled before the first byte, the upstream goes on.
+# bifrost #3164: cancelled before the first byte, the upstream goes on. dynamo P14507: the next
+# request then waits for the whole of an abandoned prefill.
 @pytest.mark.parametrize("stream", ["", "streamed"])
 async def test_before_the_first_byte(world: World, caller: Caller, stream: str) -> None:
+    await world.register(world.worker, capacity=a_capacity(sequences=1))
+    await until(lambda: world.gateway.routes.replicas(POOL)[0].sequences == 1)
     world.worker.default = answers(300, delay_s=20)
     client = Client(world, caller, stream=bool(stream))
     await client.send()
@@ -159,6 +162,8 @@ async def test_before_the_first_byte(world: World, caller: Caller, stream: str) 
     client.leave()
     await until(lambda: world.worker.aborts, within_s=1.0)
     await nothing_is_left(world, caller, rows=1)
+    world.worker.default = answers(3)
+    assert (await post(world, await world.add_caller())).status_code == 200
 
 
 # litellm #27639: five cancelled reservations leave no room for a sixth request.

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from core.errors import Code, Refusal, RefusedError
 from core.idempotency import Claim
-from gateway.idempotency import REFUSALS, UNKEPT, claim_of, told_of
+from gateway.idempotency import REFUSALS, UNKEPT, claim_of, key_of, told_of
 
 BODY = b'{"model": "m", "messages": [], "max_tokens": 5}'
 
@@ -17,7 +17,10 @@ def claim(
     *headers: tuple[bytes, bytes], key: bytes | None = b"k", body: bytes = BODY
 ) -> Claim | None:
     given = [*headers] if key is None else [(b"idempotency-key", key), *headers]
-    return claim_of(given, method="POST", path="/v1/messages", body=body, kept_s=9, holder="h")
+    named = key_of(given)
+    if named is None:
+        return None
+    return claim_of(named, given, scope="POST /v1/messages", body=body, kept_s=9, holder="h")
 
 
 def fingerprint(*headers: tuple[bytes, bytes], body: bytes = BODY) -> str:
