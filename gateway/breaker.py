@@ -38,6 +38,7 @@ class Breaker:
         self._until_ms = 0
         self._next_probe_ms = 0
         self._got_on = 0
+        self._failed_ms = 0
         self.is_open = False
 
     def allows(self, now_ms: int) -> bool:
@@ -49,12 +50,20 @@ class Breaker:
         self._next_probe_ms = now_ms + self._rules.probe_ms
         return True
 
+    def is_failing(self, now_ms: int) -> bool:
+        """Whether it is open, and by what happened lately.
+
+        Without traffic it stays open; that it still fails is then not known.
+        """
+        return self.is_open and now_ms - self._failed_ms < self._rules.window_ms
+
     def is_idle(self, now_ms: int) -> bool:
         """Whether it knows nothing that a new one would not."""
         return not self.is_open and self._failures.total(now_ms) == 0
 
     def failed(self, begun_ms: int, now_ms: int) -> None:
         """An attempt begun then came to nothing, by the replica's fault."""
+        self._failed_ms = now_ms
         if self.is_open:
             if begun_ms >= self._opened_ms:
                 self._open(now_ms)

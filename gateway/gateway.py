@@ -30,9 +30,12 @@ from gateway.kept_responses import KeepingLimits, KeptResponses
 from gateway.metrics import Metrics
 from gateway.prefixes import PrefixMemory
 from gateway.prompts import PromptLimits, Prompts
+from gateway.provider_client import Providers, http_client
 from gateway.relay.endings import Endings
 from gateway.relay.hold import HoldLimits
 from gateway.relay.job import GenerationLimits, Parts
+from gateway.relay.provider_job import ProviderParts
+from gateway.relay.provider_target import ProviderTargets
 from gateway.relay.relay import Relay
 from gateway.relay.shared import RelayLimits, Shared
 from gateway.relay.shortage import Shortage
@@ -81,11 +84,15 @@ class Gateway:
         self.prompts = Prompts(ModelStore(Path(settings.models_dir)), PromptLimits(), now_ms)
         self._grammars = GrammarChecks(self.prompts)
         self._endings = Endings()
+        self._beside: set[asyncio.Task[None]] = set()  # what generations leave behind
         self._background = Background()
         self._spool = Spool(Path(settings.spool_dir), self.id, bytes_max=settings.spool_bytes_max)
         self._health = ReplicaHealth(
             BreakerRules(failures=settings.breaker_failures, open_ms=settings.breaker_open_ms),
             lambda: time.monotonic_ns() // 1_000_000,
+        )
+        self._providers = Providers(
+            read_key_ring(settings.provider_keys), http_client(), unix_s=lambda: now_ms() / 1000
         )
         self._workers = WorkerClient(
             secret=settings.internal_secret.encode(),
@@ -161,11 +168,14 @@ class Gateway:
         await self._last_words()
         await self._dispatch.close()
         await self._bindings.close()
+        for task in self._beside:
+            task.cancel()
         await self._failures.close()
         await self._ledger.close()
         await self._spool.close()
         await self._retire_lease()
         await self._workers.close()
+        await self._providers.close()
         await self._responses_postgres.close()
         await self._postgres.close()
         self._grammars.close()
@@ -237,6 +247,7 @@ class Gateway:
             health=self._health,
             failures=self._failures,
             fingerprint_key=_fingerprint_key(settings),
+            beside=self._beside,
         )
         return Shared(
             gateway_id=self.id,
@@ -260,6 +271,10 @@ class Gateway:
             ),
             hold_limits=HoldLimits(first_output_tokens=settings.reserve_output_tokens),
             now_ms=now_ms,
+            outside=ProviderTargets(
+                ProviderParts(providers=self._providers, metrics=self.metrics, now_ms=now_ms),
+                self.routes,
+            ),
             new_request_id=self.new_request_id,
             new_seed=lambda: int.from_bytes(os.urandom(8), "big") >> 1,
             renew_routes=self._poll_routes,
@@ -295,6 +310,7 @@ class Gateway:
         for pool, replicas in self.routes.announcement().items():
             self._dispatch.set_replicas(pool, replicas)
         self._health.keep(view.boot_id for view in self._replicas())
+        self._providers.forget(provider.name for provider in self.routes.view.providers)
         for version in self.routes.versions:
             self.prompts.want(version)
 
@@ -335,7 +351,7 @@ class Gateway:
         return chain.from_iterable(self.routes.view.replicas.values())
 
     def _serves(self, view: ReplicaView) -> bool:
-        return view.ready and not self._health.is_open(view.boot_id)
+        return view.ready and not self._health.is_failing(view.boot_id)
 
     async def _sweep_connections(self) -> None:
         self._workers.sweep()

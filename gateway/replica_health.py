@@ -60,10 +60,10 @@ class ReplicaHealth:
             if (breaker := self._breakers.get(view.boot_id)) and not breaker.allows(now_ms)
         )
 
-    def is_open(self, boot_id: str) -> bool:
-        """Whether this life is passed over now, but for a request now and then."""
+    def is_failing(self, boot_id: str) -> bool:
+        """Whether this life is passed over for what happened lately."""
         breaker = self._breakers.get(boot_id)
-        return breaker is not None and breaker.is_open
+        return breaker is not None and breaker.is_failing(self._now_ms())
 
     @property
     def open_count(self) -> int:

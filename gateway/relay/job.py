@@ -80,4 +80,4 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     failures: Failures
     shortage: Shortage
     fingerprint_key: bytes
-    beside: set[asyncio.Task[None]] = msgspec.field(default_factory=set)  # work that outlives one
+    beside: set[asyncio.Task[None]]  # work that outlives its generation, kept until it is done

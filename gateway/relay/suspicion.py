@@ -43,11 +43,16 @@ class Suspicion:
     def died(self, placed: Placed, number: int, *, told: bool) -> None:
         """An attempt came to nothing: find out whether its replica ended with it.
 
-        One that could still tell of it (`told`) may be about to end.
+        One that could still tell of it (`told`) may be about to end. One that was asked to leave
+        is killed at some time, whatever it works on.
 
         It may be the way that is broken and not the worker: what we cannot read any more, it
         need not produce, so that the same call aborts it.
         """
+        views = self._parts.routes.replicas(self._job.arm.pool)
+        if any(view.boot_id == placed.boot_id and not view.ready for view in views):
+            _start(self._parts, self._abort(placed, number))
+            return
         self._inquests.append(_start(self._parts, self._inquest(placed, number, told=told)))
 
     async def verdict(self) -> Refusal | None:
@@ -70,6 +75,9 @@ class Suspicion:
             await asyncio.wait(self._inquests)
         if self._parts.failures.deaths(self._fingerprint):
             await self._parts.failures.absolve(self._fingerprint)
+
+    async def _abort(self, placed: Placed, number: int) -> None:
+        await self._parts.workers.abort(placed.url, self._job.request_id, number)
 
     async def _inquest(self, placed: Placed, number: int, *, told: bool) -> None:
         for pause_s in ASKS_TOLD_S if told else ASKS_S:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from core.fleet import ReplicaState
 from core.money import EndCause
 from store.keys import DEATH_KEYS, RETRY_KEYS
 from tests.support.gateway_requests import CHAT, error_of, post, text_of
@@ -111,16 +112,42 @@ async def test_a_network_that_cuts_and_a_boot_that_lives_convict_nobody(
     assert not failures.has_suspects
 
 
+async def test_a_replica_that_is_killed_while_it_leaves_convicts_nobody(
+    world: World, caller: Caller
+) -> None:
+    for leaving in world.workers:
+        stays = next(worker for worker in world.workers if worker is not leaving)
+        leaving.default = answers(60, gap_s=0.05)
+        stays.default = answers(60)
+        await world.register(stays, ReplicaState.STARTING)
+        await until(lambda who=leaving: ready(world) == {who.replica_id})
+        asking = asyncio.create_task(post(world, caller, max_tokens=60))
+        await until(lambda who=leaving: any(run.produced > 2 for run in who.runs.values()))
+        await world.register(stays)
+        await world.register(leaving, ReplicaState.DRAINING)
+        await until(lambda who=stays: ready(world) == {who.replica_id})
+        leaving.crash(0.1)
+        assert text_of(CHAT, await asking) == whole_text(60)
+        await back(world, leaving)
+    await world.gateway._failures.poll()
+    assert not world.gateway._failures.has_suspects
+
+
+def ready(world: World) -> set[str]:
+    return {view.replica for view in world.gateway.routes.replicas(POOL) if view.ready}
+
+
 async def test_equal_requests_on_one_replica_that_dies_once_are_not_convicted_together(
     world: World, caller: Caller
 ) -> None:
     one, other = world.workers
-    other.default = answers(20)
-    one.default = answers(20, gap_s=0.05)
-    await world.register(other)
+    other.default = answers(40)
+    one.default = answers(40, gap_s=0.05)
+    await world.register(other, ReplicaState.STARTING)
+    await until(lambda: ready(world) == {one.replica_id})
     asking = [asyncio.create_task(post(world, caller)) for _ in range(5)]
-    await until(lambda: len(one.runs) + len(other.runs) >= 1 and bool(one.runs))
-    await asyncio.sleep(0.2)
+    await until(lambda: [run.produced > 2 for run in one.runs.values()] == [True] * 5)
+    await world.register(other)
     one.crash(0.1)
     assert {reply.status_code for reply in await asyncio.gather(*asking)} == {200}
     await back(world, one)
