@@ -103,7 +103,8 @@ async def kill_workers(stack: Stack, *, kills: int, seed: int, copies: int = 1) 
     """Raises AssertionError at the first answer that is not what it must be."""
     rng, tally = random.Random(seed), Tally()
     known = {row["request_id"] for row in await asyncio.to_thread(stack.usage)}
-    expected = {kind.name: _read(kind, await _ask(stack, kind)) for kind in KINDS}
+    replies = await asyncio.gather(*(_ask(stack, kind) for kind in KINDS))
+    expected = {kind.name: _read(kind, r) for kind, r in zip(KINDS, replies, strict=True)}
     for kind in KINDS:
         undisturbed = expected[kind.name]
         assert undisturbed.whole, kind.name
