@@ -1,5 +1,7 @@
 """The functions about limits decide exactly as `core.limits`, and keep the same state."""
 
+import os
+
 import pytest
 import redis
 from hypothesis import HealthCheck, given, settings
@@ -13,6 +15,7 @@ from tests.support.limit_worlds import TwinTenant
 pytestmark = pytest.mark.services
 
 START_MS = 1_700_000_000_000
+HISTORIES = int(os.environ.get("SOAK_LIMITS") or 100)
 # Small bounds, so that short histories reach them.
 RULES = LimitRules(lease_ms=2_000, output_hold_tokens=5, lapsed_max=2, forget_max=1)
 SCOPES = ["key:k1", "key:k2", "model:m", "key:k1 model:m"]
@@ -66,7 +69,7 @@ commands = st.one_of(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=HISTORIES)
 @given(history=st.lists(st.tuples(steps_ms, commands), max_size=40))
 def test_limits_and_their_functions_agree(client, history):
     twins = TwinTenant(client, RULES)
