@@ -61,6 +61,8 @@ soak: $(DEV_STAMP) ## kill gateways, workers and Postgres 1,000 times, the real 
 		tests/unit/worker/test_scheduler_machine.py
 	@SOAK_INVARIANTS=$${SOAK_INVARIANTS:-60} $(BIN)/python -m pytest -q --timeout=3600 \
 		tests/store/ledger/test_invariants.py
+	@SOAK_LIMITS=$${SOAK_LIMITS:-1000} $(BIN)/python -m pytest -q --timeout=3600 \
+		tests/store/dispatch/test_limit_twins.py
 
 lint: $(DEV_STAMP) ## style, types, import contracts, spelling
 	@$(BIN)/ruff format --check .

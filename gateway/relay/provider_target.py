@@ -4,10 +4,12 @@ A prompt is counted by estimate, so that one is refused for its length only wher
 quarters of the estimate do not fit; between that and the context the provider has the word.
 """
 
+from core.allowance import UNBOUNDED, Bounds, OutputPolicy
 from core.errors import Code, Refusal, RefusedError, refuse
 from core.money import Price
 from core.providers import ProviderView
 from core.registry import ProviderModel
+from core.scopes import bounds_of
 from gateway.auth import Identity
 from gateway.conversation import Conversation
 from gateway.providers.estimate import prompt_tokens
@@ -41,8 +43,13 @@ class ProviderTargets:
         self, call: Call, identity: Identity, request_id: str, model: ProviderModel, price: Price
     ) -> Prepared:
         """Raises RefusedError: too long for the model, or what the provider cannot be asked."""
-        del identity  # whose request it is changes nothing that a provider is told
-        wanted = sized(model, call.conversation, self._routes.output_tokens_max)
+        wanted = sized(
+            model,
+            call.conversation,
+            self._routes.output_tokens_max,
+            bounds=bounds_of(identity.tenant, identity.key, model.model),
+            policy=identity.tenant.output_policy,
+        )
         job = provider_job(
             call.conversation,
             request_id=request_id,
@@ -68,8 +75,15 @@ class ProviderTargets:
         raise RefusedError(GONE)
 
 
-def sized(model: ProviderModel, conversation: Conversation, output_tokens_max: int) -> Size:
-    """What it may use. Raises RefusedError."""
+def sized(
+    model: ProviderModel,
+    conversation: Conversation,
+    output_tokens_max: int,
+    *,
+    bounds: Bounds = UNBOUNDED,
+    policy: OutputPolicy = "clamp",
+) -> Size:
+    """What it may use, within the caller's own bounds. Raises RefusedError."""
     estimate = prompt_tokens(conversation)
     part, of = SURE
     wanted = size(
@@ -79,6 +93,8 @@ def sized(model: ProviderModel, conversation: Conversation, output_tokens_max: i
         choices=conversation.n,
         output_tokens_max=output_tokens_max,
         prompt_param="prompt" if conversation.kind == "text" else "messages",
+        bounds=bounds,
+        policy=policy,
     )
     if isinstance(wanted, Refusal):
         raise RefusedError(wanted)

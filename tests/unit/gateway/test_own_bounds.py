@@ -5,12 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.allowance import Bounds
-from core.errors import Code, Refusal
+from core.errors import Code, Refusal, RefusedError
 from core.money import Price, worst_case_micro
-from core.registry import ServedModel
+from core.registry import ProviderModel, ServedModel
 from core.tickets import Headroom, LimitRefused
+from gateway.openai import parse_chat
 from gateway.patience import Patience, bounded
 from gateway.relay.budget import whole_ask
+from gateway.relay.provider_target import sized as provider_sized
 from gateway.relay.ticket import limit_refusal
 from gateway.routing import Size, size
 
@@ -104,3 +106,21 @@ def test_who_would_rather_be_refused_asks_for_the_whole_answer(rate, tokens, cho
 def test_a_refusal_names_the_scope_and_the_limit(scope, reason, told):
     refused = LimitRefused(reason=reason, scope=scope, retry_after_ms=7, headroom=Headroom())
     assert limit_refusal(refused) == Refusal(code=Code.RATE_LIMITED, message=told, retry_after_ms=7)
+
+
+def test_a_provider_is_asked_for_no_more_than_the_caller_may_have():
+    model = ProviderModel(
+        model="m",
+        provider="p",
+        upstream="r",
+        dialect="openai",
+        context_tokens=1_000,
+        max_output_tokens=0,
+        created_ms=0,
+        route_version=1,
+    )
+    asked = parse_chat(b'{"model":"m","messages":[{"role":"user","content":"hi"}],"max_tokens":90}')
+    assert provider_sized(model, asked, 0).max_tokens == 90
+    assert provider_sized(model, asked, 0, bounds=BOUNDS).max_tokens == 40
+    with pytest.raises(RefusedError):
+        provider_sized(model, asked, 0, bounds=BOUNDS, policy="refuse")
