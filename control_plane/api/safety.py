@@ -140,14 +140,14 @@ async def unassign_policy(
 async def list_hits(
     services: NamedDependency[Services],
     tenant: Filter = "",
-    request: Filter = "",
+    request_id: Filter = "",
     before: Before = safety.FROM_NEWEST,
     limit: Limit = ROWS,
 ) -> HitList:
     """All, or those of a tenant or a request."""
     async with services.postgres.connection() as conn:
         rows = await safety.hits_page(
-            conn, tenant_id=tenant, request_id=request, before=before, limit=limit
+            conn, tenant_id=tenant, request_id=request_id, before=before, limit=limit
         )
     return HitList(hits=rows, before=rows[-1].id if len(rows) == limit else None)
 

@@ -75,6 +75,9 @@ class PatternScanner(Scanner):
         self._states = [self._automaton.begin]
         self._skipped = 0
         self._hit = False
+        # By rule: undecided characters of matches that passed their check. Their beginnings may
+        # be gone before the rest is decided.
+        self._passed: dict[int, set[int]] = {}
 
     def feed(self, text: str, *, final: bool) -> list[Run]:
         """See `Scanner`."""
@@ -83,11 +86,12 @@ class PatternScanner(Scanner):
         ending = EDGE if final else None
         if final and self._automaton.matched_at(state, EDGE, self._book.last_states):
             self._hit = True
-        if not self._hit and (final or not state.open):
+        if not self._hit and not self._passed and (final or not state.open):
             self._forget(len(self._classes))
             return []
         undecided = len(self._classes) if final else self._first_open()
-        runs = self._runs(undecided, ending) if self._hit and undecided else []
+        look = undecided and (self._hit or self._passed)
+        runs = self._runs(undecided, ending) if look else []
         self._forget(undecided)
         return runs
 
@@ -118,7 +122,7 @@ class PatternScanner(Scanner):
         bits = self._automaton.open_at(self._states[-1])
         at = len(self._classes)
         first = at
-        while bits:
+        while bits and at:
             at -= 1
             first = at
             bits = self._before(at, bits, anew=False) & self._states[at].bits
@@ -138,8 +142,8 @@ class PatternScanner(Scanner):
         for place, rule in enumerate(self._book.rules):
             held = [at for at, bits in marks if bits & self._book.members(place)]
             check = self._book.checks[place]
-            if held and check is not None:
-                held = self._checked(place, check, held, ending)
+            if check is not None:
+                held = self._checked(place, check, held, ending, undecided)
             runs += _joined((at for at in held if at < undecided), self._base, rule)
         return runs
 
@@ -155,13 +159,19 @@ class PatternScanner(Scanner):
             bits = self._before(at, bits, anew=True)
         return marks[::-1]
 
-    def _checked(self, place: int, check: Check, held: list[int], ending: int | None) -> list[int]:
+    def _checked(
+        self, place: int, check: Check, held: list[int], ending: int | None, undecided: int
+    ) -> list[int]:
         """The characters of those matches that pass the check."""
-        kept: set[int] = set()
-        for at in held:
+        kept = {at - self._base for at in self._passed.pop(place, ())}
+        # None ends with what is invisible after it: its beginning may be told by then.
+        for at in (at for at in held if self._classes[at] != SKIP):
             for start in self._starts(place, at + 1, ending):
                 if check(self._text[start : at + 1]):
                     kept.update(range(start, at + 1))
+        passed = {self._base + at for at in kept if at >= undecided}
+        if passed:
+            self._passed[place] = passed
         return sorted(kept)
 
     def _starts(self, place: int, end: int, ending: int | None) -> Iterable[int]:
@@ -170,7 +180,7 @@ class PatternScanner(Scanner):
         state = self._states[end]
         bits = self._automaton.matched_at(state, self._kind_from(end, ending), last)
         at = end
-        while bits:
+        while bits and at:
             at -= 1
             before = self._before(at, bits, anew=False)
             if before & starts and self._classes[at] != SKIP:

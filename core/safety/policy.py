@@ -13,6 +13,7 @@ TERMS_MAX = 10_000  # of one rule
 TERM_CHARS_MAX = 128
 PATTERN_CHARS_MAX = 1_000
 REPLACEMENT = "[removed]"
+STRETCH_CHARS = 240  # that a classifier looks at together, counted from a text's beginning
 
 Stage = Literal["input", "output"]
 Action = Literal["log", "mask", "block", "end"]

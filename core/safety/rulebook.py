@@ -14,7 +14,17 @@ from core.safety.folding import fold
 from core.safety.nfa import measure
 from core.safety.patterns import PatternBook, PatternScanner
 from core.safety.pii import SHAPES
-from core.safety.policy import PII, Classifier, Judge, Pattern, Policy, Rule, Stage, Terms
+from core.safety.policy import (
+    PII,
+    STRETCH_CHARS,
+    Classifier,
+    Judge,
+    Pattern,
+    Policy,
+    Rule,
+    Stage,
+    Terms,
+)
 from core.safety.scanning import Scanner
 from core.safety.syntax import PatternError, parse
 from core.safety.terms import TermBook, TermScanner
@@ -24,6 +34,7 @@ STATES_MAX = 8_000  # of all patterns of a policy
 JUDGES_MAX = 4
 
 MakeScanner = Callable[[], Scanner]
+Classify = Callable[[Classifier, int], Scanner]
 
 
 class PolicyError(ValueError):
@@ -40,18 +51,21 @@ class Searches(NamedTuple):
     acting: tuple[MakeScanner, ...] = ()
     logging: tuple[MakeScanner, ...] = ()
     hold_chars: int = 0  # the most that a stream is behind, characters that show nothing aside
-    classifiers: tuple[int, ...] = ()  # rules, by number
-    judges: tuple[int, ...] = ()
+    judges: tuple[int, ...] = ()  # rules, by number
 
     def __bool__(self) -> bool:
-        return bool(self.acting or self.logging or self.classifiers or self.judges)
+        return bool(self.acting or self.logging or self.judges)
 
 
 class Rulebook:
-    """Of one version of a policy. Raises PolicyError."""
+    """Of one version of a policy. Raises PolicyError.
 
-    def __init__(self, policy: Policy) -> None:
+    `classify` makes a classifier's scanner; who only checks a policy has none.
+    """
+
+    def __init__(self, policy: Policy, classify: Classify | None = None) -> None:
         self.rules = policy.rules
+        self._classify = classify
         _check_names(policy)
         _check_sizes(policy)
         self.input = self._searches("input")
@@ -70,8 +84,7 @@ class Rulebook:
             acting=acting,
             logging=logging,
             hold_chars=hold,
-            classifiers=tuple(n for n in numbers if isinstance(self._detector(n), Classifier)),
-            judges=tuple(n for n in numbers if isinstance(self._detector(n), Judge)),
+            judges=tuple(n for n in numbers if isinstance(self.rules[n].detector, Judge)),
         )
 
     def _scanners(self, numbers: Sequence[int]) -> tuple[tuple[MakeScanner, ...], int]:
@@ -88,14 +101,15 @@ class Rulebook:
                     hold = max(hold, book.length_max - (not whole_word))
                 case Pattern() | PII():
                     hold = max(hold, _add_patterns(patterns, number, rule))
-                case Classifier() | Judge():
+                case Classifier() as detector:
+                    hold = max(hold, STRETCH_CHARS)
+                    if self._classify is not None:
+                        makers.append(partial(self._classify, detector, number))
+                case Judge():
                     pass
         if patterns.rules:
             makers.append(partial(PatternScanner, patterns))
         return tuple(makers), hold
-
-    def _detector(self, number: int) -> object:
-        return self.rules[number].detector
 
 
 def _add_patterns(book: PatternBook, number: int, rule: Rule) -> int:
@@ -112,10 +126,10 @@ def _add_patterns(book: PatternBook, number: int, rule: Rule) -> int:
                     book.add(number, shape.nodes(), shape.check)
                     longest = max([longest, *(measure(each)[2] for each in shape.nodes())])
     except PatternError as error:
-        raise PolicyError(f"rules.{number}.detector.pattern", str(error)) from error
+        raise PolicyError(f"rules[{number}].detector.pattern", str(error)) from error
     if book.states > STATES_MAX:
         why = f"the patterns up to here need {book.states} states, and may have {STATES_MAX}"
-        raise PolicyError(f"rules.{number}.detector", why)
+        raise PolicyError(f"rules[{number}].detector", why)
     return longest
 
 
@@ -123,10 +137,10 @@ def _check_names(policy: Policy) -> None:
     seen: set[str] = set()
     for number, rule in enumerate(policy.rules):
         if rule.name in seen:
-            raise PolicyError(f"rules.{number}.name", f"two rules are named {rule.name!r}")
+            raise PolicyError(f"rules[{number}].name", f"two rules are named {rule.name!r}")
         seen.add(rule.name)
         if len(set(rule.stages)) != len(rule.stages):
-            raise PolicyError(f"rules.{number}.stages", "a stage is named twice")
+            raise PolicyError(f"rules[{number}].stages", "a stage is named twice")
 
 
 def _check_sizes(policy: Policy) -> None:
@@ -134,15 +148,18 @@ def _check_sizes(policy: Policy) -> None:
     judges = 0
     for number, rule in enumerate(policy.rules):
         judges += isinstance(rule.detector, Judge)
+        if isinstance(rule.detector, Judge) and rule.action == "mask":
+            why = "a judge speaks of a whole text: it can log, block or end, and not mask"
+            raise PolicyError(f"rules[{number}].action", why)
         if judges > JUDGES_MAX:
             why = f"a policy may have {JUDGES_MAX} judges: each is a request more"
-            raise PolicyError(f"rules.{number}.detector", why)
+            raise PolicyError(f"rules[{number}].detector", why)
         if isinstance(rule.detector, Terms):
             for at, term in enumerate(rule.detector.terms):
-                chars += _term_chars(f"rules.{number}.detector.terms.{at}", term)
+                chars += _term_chars(f"rules[{number}].detector.terms[{at}]", term)
         if chars > TERM_CHARS_MAX:
             why = f"the terms up to here have {chars} characters, and may have {TERM_CHARS_MAX}"
-            raise PolicyError(f"rules.{number}.detector.terms", why)
+            raise PolicyError(f"rules[{number}].detector.terms", why)
 
 
 def _term_chars(param: str, term: str) -> int:

@@ -14,6 +14,7 @@ from core.safety.policy import Assigned, Rule, Stage
 from core.safety.rulebook import PolicyError, Rulebook
 from core.tenancy import Tenant
 from gateway.conversation import Conversation
+from gateway.safety.classifier import classify
 from gateway.safety.inputs import BlockedError, InputScreen
 from gateway.safety.output import OutputScreen
 from gateway.safety.records import Noted, Records
@@ -70,7 +71,7 @@ class Guards:
         making = self._books.get(key)
         if making is None or (making.done() and making.exception() is not None):
             # In a thread: thousands of terms take a while.
-            making = asyncio.create_task(asyncio.to_thread(Rulebook, assigned.policy))
+            making = asyncio.create_task(asyncio.to_thread(Rulebook, assigned.policy, classify))
             self._books[key] = making
             while len(self._books) > BOOKS_MAX:
                 self._books.popitem(last=False)
