@@ -23,8 +23,15 @@ class Screen(Protocol):
     def over(self) -> bool:
         """Whether every choice has ended, by itself or otherwise."""
 
+    @property
+    def waits(self) -> bool:
+        """Whether `settle` should be called before more comes."""
+
     def take(self, event: StreamEvent) -> list[StreamEvent]:
         """What may be told now of this event and of those before it."""
+
+    async def settle(self, *, final: bool) -> list[StreamEvent]:
+        """What may be told after asking whoever has to be asked."""
 
 
 class Channel:
@@ -79,8 +86,17 @@ class Channel:
         self._push(event, tokens + self._held_tokens)
         self.ended = True
 
+    async def settle(self, *, final: bool) -> None:
+        """Tell what the screen holds and, having asked, lets pass."""
+        if self.screen is not None:
+            for told in await self.screen.settle(final=final):
+                self._push(told, self._held_tokens)
+                self._held_tokens = 0
+
     async def room(self) -> None:
-        """Wait until the reader has caught up."""
+        """Wait until the reader has caught up, and the screen with what it has to ask."""
+        if self.screen is not None and self.screen.waits:
+            await self.settle(final=False)
         while len(self._events) >= self._events_max:
             self._writer = asyncio.get_running_loop().create_future()
             try:

@@ -16,9 +16,11 @@ import msgspec
 from core.errors import Code, Refusal, RefusedError, refuse
 from core.metering import Witness
 from core.money import EndCause
+from core.safety.policy import Judge
 from core.tickets import Headroom
 from gateway.conversation import Broke, Done
 from gateway.fallback import cause_of
+from gateway.relay import judging
 from gateway.relay.call import Call
 from gateway.relay.channel import Channel
 from gateway.relay.course import Course
@@ -117,6 +119,8 @@ class Exchange:
         watchdog = Watchdog(self, self._call.patience, self._call.received_s)
         try:
             outcome = self._stop or await self._serve()
+            if outcome.whole:
+                await self.channel.settle(final=True)
         except asyncio.CancelledError:
             outcome = self._stop or Outcome(cause=EndCause.FAILED, refusal=FAULT)
         except RefusedError as error:
@@ -200,11 +204,17 @@ class Exchange:
 
     async def _screen(self) -> None:
         """Hold the request, and its answer, to the tenant's safety policy if it has one."""
+        if self._asked.endpoint == judging.ENDPOINT:
+            return
         guard = await self._shared.guards.of(self._identity.tenant, self.request_id)
         if guard is not None:
-            conversation = await guard.input(self._asked.conversation)
+            conversation = await guard.input(self._asked.conversation, self._ask_judge)
             self._call = msgspec.structs.replace(self._asked, conversation=conversation)
-            self.channel.screen = guard.output(conversation)
+            self.channel.screen = guard.output(conversation, self._ask_judge)
+
+    async def _ask_judge(self, judge: Judge, text: str) -> bool:
+        asker = msgspec.structs.replace(self._asked, identity=self._identity)
+        return await judging.ask(lambda call: Exchange(self._shared, call), asker, judge, text)
 
     async def _start_over(self) -> None:
         """Undo, read what we had cached again, and go on."""

@@ -38,6 +38,15 @@ class OutputScreen:
         """Whether every choice has ended."""
         return all(choice.ended for choice in self._choices)
 
+    @property
+    def waits(self) -> bool:
+        """Whether somebody must be asked before more is told: nobody here."""
+        return False
+
+    async def settle(self, *, final: bool) -> list[StreamEvent]:  # noqa: ARG002 - for who asks
+        """What is told after that."""
+        return []
+
     def take(self, event: StreamEvent) -> list[StreamEvent]:
         """What may be told now, in order; nothing of a choice that has ended."""
         if not isinstance(event, ChoiceEvent):

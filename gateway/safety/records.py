@@ -70,16 +70,16 @@ class Records:
     """One for each gateway. `write` raises when the database is away."""
 
     def __init__(self, metrics: Metrics, write: Write) -> None:
-        self._metrics = metrics
+        self.metrics = metrics
         self._write = write
         self._waiting: deque[Noted] = deque()
 
     def note(self, noted: Noted) -> None:
         """Keep it for the next `flush`."""
         detector = type(noted.rule.detector).__name__.lower()
-        self._metrics.safety_hits.labels(noted.stage, detector, noted.rule.action).inc()
+        self.metrics.safety_hits.labels(noted.stage, detector, noted.rule.action).inc()
         if len(self._waiting) >= WAITING_MAX:
-            self._metrics.safety_records_dropped.inc()
+            self.metrics.safety_records_dropped.inc()
             return
         self._waiting.append(noted)
 
@@ -98,4 +98,4 @@ class Records:
                 await self.flush()
         except Exception as error:  # noqa: BLE001 - whatever it is, the gateway is closing
             _log.warning("records of safety hits are lost", extra={"facts": {"error": repr(error)}})
-        self._metrics.safety_records_dropped.inc(len(self._waiting))
+        self.metrics.safety_records_dropped.inc(len(self._waiting))

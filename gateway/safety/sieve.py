@@ -31,6 +31,13 @@ class Hit:
         self.chars = 0
         self.text = ""
 
+    @classmethod
+    def of(cls, rule: int, text: str) -> "Hit":
+        """A text that is one as a whole."""
+        hit = cls(rule)
+        hit.chars, hit.text = len(text), text[:HIT_CHARS_MAX]
+        return hit
+
     def grow(self, char: str) -> None:
         """One more character of it."""
         self.chars += 1
