@@ -17,6 +17,8 @@ from artifacts.store import ModelStore
 from core import ids
 from core.bindings import BindingRules
 from core.deaths import DeathRules
+from core.dispatch import PoolRules
+from core.fair_queue import QueueRules
 from core.retries import RetryRules
 from core.secrets import read_key_ring
 from core.tickets import ReplicaView
@@ -48,7 +50,7 @@ from gateway.sources import PostgresSource
 from gateway.spool import Spool
 from gateway.worker_client import WorkerClient, WorkerLimits
 from store.bindings import Bindings
-from store.dispatch import Dispatch
+from store.dispatch import Dispatch, DispatchRules
 from store.failures import FailureRules, Failures
 from store.leases import assert_lease, retire_lease, spools_adopted
 from store.ledger import Ledger
@@ -148,7 +150,7 @@ class Gateway:
         self._books = Books(self._ledger, self._spool)
         self._records = Records(self.metrics, self._source.record_hits)
         await self._first_contact()
-        self._dispatch = Dispatch(settings.redis_url, self.id)
+        self._dispatch = Dispatch(settings.redis_url, self.id, _dispatch_rules(settings))
         await self._dispatch.start()
         self._bindings = Bindings(
             settings.redis_url, BindingRules(idle_ms=settings.binding_idle_ms)
@@ -373,6 +375,11 @@ def _failure_rules(settings: GatewaySettings) -> FailureRules:
 def _fingerprint_key(settings: GatewaySettings) -> bytes:
     """The same for all gateways, and for nothing else."""
     return hmac.digest(settings.internal_secret.encode(), b"fingerprints", "sha256")
+
+
+def _dispatch_rules(settings: GatewaySettings) -> DispatchRules:
+    shares = QueueRules(share_standard=settings.share_standard, share_batch=settings.share_batch)
+    return DispatchRules(pool=PoolRules(queue=shares))
 
 
 def _worker_limits(settings: GatewaySettings) -> WorkerLimits:

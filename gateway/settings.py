@@ -51,6 +51,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     unsent_ms: int = 15_000  # of trying replicas that cannot be reached
     binding_idle_ms: int = 3_600_000  # a conversation is remembered so long after its last request
     no_replica_ms: int = 10_000  # without a ready replica, before a model's requests are refused
+    share_standard: int = 100  # of what higher classes are given, in thousandths, kept for it
+    share_batch: int = 10
     breaker_failures: int = 3  # in ten seconds, and half of all, before a replica is passed over
     breaker_open_ms: int = 1_000  # at first, before it is tried again
     retry_permille: int = 200  # of the fleet's requests: retries and resumes after deaths
