@@ -167,6 +167,8 @@ async def test_an_abort_ends_the_stream_with_the_totals_so_far(tmp_path):
                 path = f"/abort/{request.request_id}:1"
                 answer = await worker.client.post(path, headers=bearer())
                 assert answer.json() == {"aborted": True}
+                # Who lost a connection tells by it whether the worker is still the same.
+                assert answer.headers["x-headworks-boot"] == seen[0].boot_id
         assert isinstance(seen[-1], Finished)
         assert seen[-1].cause == "aborted"
         produced = sum(len(f.ids) for f in seen if isinstance(f, Tokens))
