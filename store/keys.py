@@ -24,7 +24,7 @@ POOL_PARTS = (
     "lives",
     "open",
 )
-TENANT_PARTS = ("levels", "held", "charges", "idle", "versions")
+TENANT_PARTS = ("scopes", "held", "tickets", "idle", "versions")
 
 ROUTE_VERSIONS = b"versions:routes"  # hash: public model name -> newest version pushed
 

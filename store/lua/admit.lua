@@ -2,7 +2,7 @@
 -- charge nothing anywhere.
 -- Twin: `core.limits.admit`, after `core.limits.check_versions` for key and tenant.
 --
--- KEYS    1 levels, 2 held, 3 charges, 4 idle (see lib/buckets.lua)
+-- KEYS    1 scopes, 2 held, 3 tickets, 4 idle (see lib/buckets.lua)
 --         5 versions  hash: "tenant", "key:<id>" -> newest version pushed
 -- ARGV    1 now_ms    ms, or "" for the server's clock (tests set it)
 --         2 ticket    text

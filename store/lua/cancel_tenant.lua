@@ -1,7 +1,7 @@
 -- Let go of a ticket and give back all that it was charged. Repeating it is harmless.
 -- Twin: `core.limits.cancel`.
 --
--- KEYS    1 levels, 2 held, 3 charges, 4 idle (see lib/buckets.lua)
+-- KEYS    1 scopes, 2 held, 3 tickets, 4 idle (see lib/buckets.lua)
 -- ARGV    1 now_ms  ms, or "" for the server's clock (tests set it)
 --         2 ticket  text
 -- RETURNS 1 if the ticket was held, else 0

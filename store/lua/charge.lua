@@ -2,7 +2,7 @@
 -- A ticket not held is held from now on, uncharged: that is how one survives a lost memory.
 -- Twin: `core.limits.charge`.
 --
--- KEYS    1 levels, 2 held, 3 charges, 4 idle (see lib/buckets.lua)
+-- KEYS    1 scopes, 2 held, 3 tickets, 4 idle (see lib/buckets.lua)
 -- ARGV    1 now_ms  ms, or "" for the server's clock (tests set it)
 --         2, 3, 4, 5, …  of each: ticket (text), output tokens so far (integer), the further
 --                   scopes that it counts in (msgpack array of text)

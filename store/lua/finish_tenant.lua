@@ -1,7 +1,7 @@
 -- Let go of a finished ticket and true up its charge to what was actually read and produced.
 -- Twin: `core.limits.finish`.
 --
--- KEYS    1 levels, 2 held, 3 charges, 4 idle (see lib/buckets.lua)
+-- KEYS    1 scopes, 2 held, 3 tickets, 4 idle (see lib/buckets.lua)
 -- ARGV    1 now_ms        ms, or "" for the server's clock (tests set it)
 --         2 ticket        text
 --         3 input_tokens  integer, read and not from the prefix cache

@@ -2,12 +2,12 @@
 -- write it back. The twin of `core/limits.py`, function by function. Used by admit, charge,
 -- finish_tenant and cancel_tenant.
 --
--- KEYS    1 levels   hash: "now" -> ms of the last call; scope -> msgpack {at_ms, concurrency,
+-- KEYS    1 scopes   hash: "now" -> ms of the last call; scope -> msgpack {at_ms, concurrency,
 --                    per minute limits, levels, tickets held}; limits and levels are of
 --                    requests, input and output tokens; a level is in units, false where there
 --                    is no limit
 --         2 held     sorted set: ticket -> expiry (ms)
---         3 charges  hash: ticket -> msgpack {charged, output_from, output_total,
+--         3 tickets  hash: ticket -> msgpack {charged, output_from, output_total,
 --                    {scope, requests, input, output, scope, …}}
 --         4 idle     sorted set: scope -> from when on it is as good as new (ms)
 -- ARGV    none: the function hands over what it takes from them
@@ -18,7 +18,7 @@ local REQUESTS, INPUT, OUTPUT = 1, 2, 3
 local TENANT_SCOPE = 'tenant'
 local KEEP_MS = 60000 -- how long an idle tenant's levels outlive their refilling
 
-local LEVELS, HELD, CHARGES, IDLE -- keys of the tenant of this call
+local SCOPES, HELD, TICKETS, IDLE -- keys of the tenant of this call
 local now_ms -- of this call; it never falls
 local opened -- scope -> its state, until `close_tenant`
 
@@ -52,7 +52,7 @@ local function open_scopes(names)
     end
   end
   if #missing == 0 then return end
-  local stored = redis.call('HMGET', LEVELS, unpack(missing))
+  local stored = redis.call('HMGET', SCOPES, unpack(missing))
   for j, name in ipairs(missing) do
     local scope = unpacked(stored[j])
     for i = REQUESTS, OUTPUT do
@@ -123,19 +123,19 @@ end
 local function let_go(ticket, held)
   uncount(held)
   redis.call('ZREM', HELD, ticket)
-  redis.call('HDEL', CHARGES, ticket)
+  redis.call('HDEL', TICKETS, ticket)
 end
 
 -- Scopes as good as new are forgotten, a few at each call.
 local function forget()
   local names = redis.call('ZRANGE', IDLE, '-inf', now_ms, 'BYSCORE', 'LIMIT', 0, LIMITS.forget_max)
   if #names == 0 then return end
-  local stored = redis.call('HMGET', LEVELS, unpack(names))
+  local stored = redis.call('HMGET', SCOPES, unpack(names))
   for j, name in ipairs(names) do
     if unpacked(stored[j]).held > 0 then
       redis.call('ZADD', IDLE, now_ms + LIMITS.lease_ms, name)
     else
-      redis.call('HDEL', LEVELS, name)
+      redis.call('HDEL', SCOPES, name)
       redis.call('ZREM', IDLE, name)
     end
   end
@@ -145,24 +145,24 @@ end
 local function sweep()
   local gone = redis.call('ZRANGE', HELD, '-inf', now_ms, 'BYSCORE', 'LIMIT', 0, LIMITS.lapsed_max)
   if #gone == 0 then return end
-  for _, packed in ipairs(redis.call('HMGET', CHARGES, unpack(gone))) do
+  for _, packed in ipairs(redis.call('HMGET', TICKETS, unpack(gone))) do
     if packed then uncount(unpacked_held(packed)) end
   end
   redis.call('ZREM', HELD, unpack(gone))
-  redis.call('HDEL', CHARGES, unpack(gone))
+  redis.call('HDEL', TICKETS, unpack(gone))
 end
 
 local function open_tenant(keys, now_arg)
-  LEVELS, HELD, CHARGES, IDLE = keys[1], keys[2], keys[3], keys[4]
+  SCOPES, HELD, TICKETS, IDLE = keys[1], keys[2], keys[3], keys[4]
   opened = {}
-  now_ms = math.max(tonumber(redis.call('HGET', LEVELS, 'now') or 0), time_ms(now_arg))
+  now_ms = math.max(tonumber(redis.call('HGET', SCOPES, 'now') or 0), time_ms(now_arg))
   forget()
   sweep()
 end
 
 -- Nil for one past its lease, which is let go of.
 local function find_held(ticket)
-  local packed = redis.call('HGET', CHARGES, ticket)
+  local packed = redis.call('HGET', TICKETS, ticket)
   if not packed then return nil end
   local held = unpacked_held(packed)
   if tonumber(redis.call('ZSCORE', HELD, ticket) or 0) <= now_ms then
@@ -185,7 +185,7 @@ end
 
 local function touch(ticket, held)
   redis.call('ZADD', HELD, now_ms + LIMITS.lease_ms, ticket)
-  redis.call('HSET', CHARGES, ticket, cmsgpack.pack({
+  redis.call('HSET', TICKETS, ticket, cmsgpack.pack({
     held.charged, held.output_from, held.output_total, held.flat,
   }))
 end
@@ -215,10 +215,10 @@ local function close_tenant()
     idle[#idle + 1] = integer(now_ms + idle_ms)
     idle[#idle + 1] = name
   end
-  redis.call('HSET', LEVELS, unpack(fields))
+  redis.call('HSET', SCOPES, unpack(fields))
   if #idle > 0 then redis.call('ZADD', IDLE, unpack(idle)) end
-  if redis.call('PTTL', LEVELS) < keep_ms + LIMITS.lease_ms then
-    redis.call('PEXPIRE', LEVELS, integer(keep_ms + KEEP_MS))
+  if redis.call('PTTL', SCOPES) < keep_ms + LIMITS.lease_ms then
+    redis.call('PEXPIRE', SCOPES, integer(keep_ms + KEEP_MS))
     redis.call('PEXPIRE', IDLE, integer(keep_ms + KEEP_MS))
   end
 end

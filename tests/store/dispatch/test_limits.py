@@ -2,10 +2,13 @@
 
 import asyncio
 
+import msgspec
 import pytest
+import redis
 
 from core.tickets import Admitted, LimitRefused, Limits, Scope
 from store.dispatch import audit
+from store.keys import tenant_keys
 from tests.support.dispatch_worlds import an_admit
 from tests.support.dispatchers import dispatchers, until, until_idle
 
@@ -146,3 +149,19 @@ async def test_without_valkey_every_scope_goes_on_from_what_was_last_known(own_v
         for ticket in ("t0", "alone"):
             await gateway.cancel(ticket=ticket, pool=None, tenant="ten")
         await until_idle(own_valkey.embedded.url)
+
+
+async def test_a_scope_that_miscounts_is_found(valkey_url):
+    scope = Scope(name=KEY, limits=Limits(concurrency=3))
+    async with dispatchers(valkey_url, 1) as (gateway,):
+        await gateway.admit(an_admit("t1", scopes=(scope,)))
+        assert (await audit(valkey_url)).problems == ()
+        with redis.Redis.from_url(valkey_url) as client:
+            scopes = tenant_keys("ten")[0]
+            state = msgspec.msgpack.decode(client.hget(scopes, KEY))
+            client.hset(scopes, KEY, msgspec.msgpack.encode([*state[:-1], 2]))
+        found = await audit(valkey_url)
+        assert found.problems == (f"tenant ten: {KEY} counts 2, its tickets are 1",)
+        with redis.Redis.from_url(valkey_url) as client:
+            client.delete(scopes)
+        assert (await audit(valkey_url)).problems == ()
