@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from gateway.conversation import StreamEvent
+from gateway.conversation import Broke, Opened, StreamEvent
 
 
 class Screen(Protocol):
@@ -42,7 +42,9 @@ class Channel:
         self._events: deque[tuple[StreamEvent, int]] = deque()
         self._reader: asyncio.Future[bool] | None = None
         self._writer: asyncio.Future[None] | None = None
-        self.begun = False  # something was heard: no other model may answer now
+        self.begun = False  # some of an answer was heard: no other model may answer now
+        self.head_waits = False  # that an answer was opened is told with what comes next
+        self._head: tuple[StreamEvent, int] | None = None
         self._held_tokens = 0
         self.ended = False
         self.screen: Screen | None = None  # set before the first event
@@ -61,7 +63,17 @@ class Channel:
     def push(self, event: StreamEvent, tokens: int = 0) -> None:
         """Add an event now; `room` then says when to go on."""
         if not self.begun:
+            if self.head_waits and isinstance(event, Opened):
+                self._head = (event, tokens)
+                return
             self._begin()
+        self._pass(event, tokens)
+
+    def forget_head(self) -> None:
+        """Whoever opened an answer did not go on with it."""
+        self._head = None
+
+    def _pass(self, event: StreamEvent, tokens: int) -> None:
         if self.screen is None:
             self._push(event, tokens)
             return
@@ -80,9 +92,14 @@ class Channel:
         self.begun = True
         if self.on_first is not None:
             self.on_first()
+        if self._head is not None:
+            self._pass(*self._head)
+            self._head = None
 
     def end(self, event: StreamEvent, tokens: int = 0) -> None:
         """Add the last event. What a screen still holds is told to nobody."""
+        if self._head is not None and not isinstance(event, Broke):
+            self._begin()
         self._push(event, tokens + self._held_tokens)
         self.ended = True
 

@@ -7,7 +7,7 @@ table answers for what went wrong. What a caller is told in the end is `fallback
 import msgspec
 
 from core.errors import Refusal
-from core.route_table import FallbackCause
+from core.route_table import CAUSES, FallbackCause
 from gateway.fallback import told
 from gateway.route_plan import FIRST, Plan, Step, too_long
 
@@ -51,6 +51,12 @@ class Course:
     def told(self) -> Refusal:
         """What the caller hears when all has failed."""
         return told([failure.refusal for failure in self.failures])
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether some failure of its target would lead to another."""
+        step = self.step
+        return step is not None and any(self._after(step, cause) for cause in CAUSES)
 
     @property
     def first_token_ms(self) -> int:

@@ -181,7 +181,7 @@ class Exchange:
             full = error.refusal.code is Code.OVERLOADED
             course.fail(error.refusal, "capacity" if full else None, is_late=self._is_late)
             return Outcome(cause=EndCause.NOT_STARTED, refusal=error.refusal)
-        outcome = await trial.generate(course.first_token_ms)
+        outcome = await trial.generate(course.first_token_ms, head_waits=course.may_go_on)
         if not outcome.whole and not self.channel.begun:
             refusal = outcome.refusal or FAULT
             cause = outcome.fallback or cause_of(refusal, outcome.cause)

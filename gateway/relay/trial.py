@@ -48,8 +48,12 @@ class Trial:
         """False when it was decided from stale rows. Raises RefusedError."""
         return await self._admission.accept()
 
-    async def generate(self, first_token_ms: int) -> Outcome:
-        """Until the answer is whole, given up, or not begun for so long; 0 is any time."""
+    async def generate(self, first_token_ms: int, *, head_waits: bool) -> Outcome:
+        """Until the answer is whole, given up, or not begun for so long; 0 is any time.
+
+        `head_waits`: there is somebody else to ask, as long as nothing was told.
+        """
+        self._channel.head_waits = head_waits
         generation = self.generation = self._make_generation()
         bound = asyncio.timeout(first_token_ms / 1000 if first_token_ms else None)
 
@@ -122,6 +126,7 @@ class Trial:
         return self._shared.outside.generation(job, ticket=ticket, hold=hold, channel=self._channel)
 
     async def _give_back(self) -> None:
+        self._channel.forget_head()
         if self.generation is not None:
             await self.generation.stop()
         cause = EndCause.FAILED if self._totals else EndCause.NOT_STARTED

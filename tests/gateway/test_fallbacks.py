@@ -141,6 +141,24 @@ async def test_a_slow_target_is_left_for_another(world: World, caller: Caller) -
     await world.dispatcher_is_empty()
 
 
+async def test_a_target_that_fails_while_it_reads_the_prompt_has_told_nothing(
+    world: World, caller: Caller
+) -> None:
+    await falling_back(world, first=Target(deployment=DEPLOYMENT, first_token_ms=400))
+    for stream in (False, True):
+        for behaviour in (fails(retryable=False, after=0), hangs(after=0)):
+            world.worker.script = [behaviour]
+            answer = await post(world, caller, stream=stream)
+            assert answer.status_code == 200, answer.text
+            assert answer.headers["x-headworks-fallbacks"] == "1"
+            if stream:
+                told = check_openai_chat_stream(answer.content, include_usage=False)
+                assert (told.texts, told.error) == ([whole_text(5)], None)
+    rows = await world.settled(caller, 8)
+    assert len([row for row in rows if row.billed_micro]) == 4
+    await world.dispatcher_is_empty()
+
+
 async def test_a_prompt_too_long_for_one_goes_to_a_model_with_a_longer_context(
     world: World, caller: Caller, tmp_path: Path
 ) -> None:

@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 
+from core.errors import Code, Refusal
 from core.protocol import Usage
-from gateway.conversation import Delta, Done
+from gateway.conversation import Broke, Delta, Done, Opened
 from gateway.relay.channel import Channel
 
 pytestmark = pytest.mark.anyio
@@ -54,3 +55,30 @@ async def test_a_full_channel_holds_its_writer_but_takes_the_last_event() -> Non
     await waiting
     with pytest.raises(AssertionError):
         channel.push(a_delta(3))
+
+
+OPENED = Opened(prompt_tokens=3)
+BROKE = Broke(refusal=Refusal(code=Code.INTERNAL, message="it broke"))
+
+
+async def test_a_head_that_waits_is_told_with_what_comes_next_or_not_at_all() -> None:
+    channel = Channel(10)
+    channel.head_waits = True
+    firsts: list[bool] = []
+    channel.on_first = lambda: firsts.append(True)
+    channel.push(OPENED)
+    assert not channel.begun
+    channel.forget_head()  # whoever it was is not asked any more
+    channel.push(OPENED)
+    assert (await channel.take(0.01), firsts) == ([], [])
+    channel.push(a_delta(1), tokens=1)
+    assert (await channel.take(1), firsts) == ([(OPENED, 0), (a_delta(1), 1)], [True])
+
+
+async def test_an_answer_without_a_word_still_has_its_head_and_a_broken_one_has_none() -> None:
+    for last, told in ((Done(usage=Usage()), [OPENED]), (BROKE, [])):
+        channel = Channel(10)
+        channel.head_waits = True
+        channel.push(OPENED)
+        channel.end(last)
+        assert [event for event, _ in await channel.take(1)] == [*told, last]
