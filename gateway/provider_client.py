@@ -8,7 +8,7 @@ the environment.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable
 
 import httpx
 
@@ -172,9 +172,9 @@ class Providers:
             self._keys.pop(provider.name, None)
         return guard
 
-    def forget(self, kept: Mapping[str, ProviderView]) -> None:
-        """Drop what is no longer in the view and has nothing under way."""
-        for name in [name for name in self._guards if name not in kept]:
+    def forget(self, kept: Iterable[str]) -> None:
+        """Drop those that are no longer in the view and have nothing under way."""
+        for name in self._guards.keys() - set(kept):
             if not self._guards[name].running:
                 del self._guards[name]
                 self._known.pop(name, None)

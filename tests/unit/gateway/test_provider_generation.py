@@ -408,9 +408,9 @@ async def test_what_has_left_the_view_is_forgotten_when_it_is_idle() -> None:
     provider = a_provider()
     await run(world.generation(asked(SAY), provider))
     guard = world.providers.guard(provider)
-    world.providers.forget({"acme": provider})
+    world.providers.forget(["acme"])
     assert world.providers.guard(provider) is guard
-    world.providers.forget({})
+    world.providers.forget([])
     assert world.providers.guard(provider) is not guard
     await world.providers.close()
     assert RING.sealing_id == "k1"

@@ -410,6 +410,14 @@ def test_an_estimate_is_of_the_bytes_and_adds_up(one: str, other: str) -> None:
     assert text_tokens(one) <= len(one.encode(errors="surrogatepass"))
 
 
+def test_a_prompt_without_words_is_not_taken_for_prose() -> None:
+    def of(text: str) -> int:
+        return prompt_tokens(asked({"messages": [{"role": "user", "content": text}]}))
+
+    assert of("q" * 4_000) > 2 * of("words and " * 400)
+    assert of("q" * 4_000) < 4_000
+
+
 def test_an_estimate_is_of_all_that_goes_into_the_prompt() -> None:
     plain = prompt_tokens(asked({"messages": CALLED[:2]}))
     assert plain < prompt_tokens(asked({"messages": CALLED}))
