@@ -51,12 +51,12 @@ class Admin:
         return self._call("POST", path, body)
 
     def put(self, path: str, body: dict[str, Any]) -> Any:
-        """Raises SeedError."""
+        """None where an operator's own stands, as a route table may. Raises SeedError."""
         return self._call("PUT", path, body)
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None) -> Any | None:
         response = self._client.request(method, path, json=body)
-        if method == "POST" and response.status_code == httpx.codes.CONFLICT:
+        if method in {"POST", "PUT"} and response.status_code == httpx.codes.CONFLICT:
             return None
         if response.is_error:
             raise SeedError(f"{method} {path}: {response.status_code} {response.text}")
