@@ -14,7 +14,7 @@ import msgspec
 
 from core.errors import Code, RefusedError, refuse
 from core.secrets import NONCE_BYTES, CannotOpenError, KeyRing, Sealed
-from gateway.items import Item
+from gateway.items import CallItem, Item, MessageItem
 from store.postgres import Connection, Postgres, StoreAwayError
 from store.responses import (
     KeptResponse,
@@ -35,7 +35,8 @@ class KeepingLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds of what is kept, and of waiting for it."""
 
     kept_s: int
-    bytes_max: int = 32 * 1024 * 1024  # of one response with its input, and of a conversation
+    bytes_max: int = 8 * 1024 * 1024  # of one response with its input, and of a conversation
+    inline_bytes: int = 64 * 1024  # up to here a thread costs more than it saves
     count_max: int = 1_000  # responses of one conversation
     write_s: float = 2.0  # for which a finished answer may wait
     waiting_max: int = 64  # reads and writes at a time; further ones get 503, or are not kept
@@ -69,16 +70,18 @@ class KeptResponses:
         self, tenant_id: str, response_id: str, previous_id: str | None, body: KeptBody
     ) -> bool:
         """Whether it can be asked for from now on. Never raises: the answer is there, and paid."""
-        encoded = msgspec.json.encode(body)
-        if len(encoded) > self._limits.bytes_max or self._waiting >= self._limits.waiting_max:
+        size = len(bytes(body.response)) + _size(body.input) + _size(body.output)
+        if size > self._limits.bytes_max or self._waiting >= self._limits.waiting_max:
             return False
-        new = self._new(tenant_id, response_id, previous_id, encoded)
 
         async def write(conn: Connection) -> bool:
             return await keep_response(conn, new)
 
         try:
             async with asyncio.timeout(self._limits.write_s):
+                new = await self._worked(
+                    size, lambda: self._new(tenant_id, response_id, previous_id, body)
+                )
                 return await self._bounded(self._write(write))
         except Exception as error:  # noqa: BLE001 - whatever it is, the answer is still told
             facts = {"response": response_id, "error": repr(error)}
@@ -110,7 +113,9 @@ class KeptResponses:
         if not rows:
             raise _none(response_id, NAMES)
         self._check(rows[-1])
-        bodies = [self._body(row) for row in reversed(rows)]
+        bodies = await self._worked(
+            rows[-1].so_far, lambda: [self._body(row) for row in reversed(rows)]
+        )
         return tuple(item for body in bodies for item in (*body.input, *body.output))
 
     async def find(self, tenant_id: str, response_id: str) -> KeptBody:
@@ -122,7 +127,7 @@ class KeptResponses:
         row = await self._asked(self._read(read))
         if row is None:
             raise _none(response_id, "response_id")
-        return self._body(row)
+        return await self._worked(row.bytes, lambda: self._body(row))
 
     async def delete(self, tenant_id: str, response_id: str) -> None:
         """Raises RefusedError."""
@@ -146,16 +151,17 @@ class KeptResponses:
         raise _none(oldest.previous_id, NAMES)  # deleted, or past its time
 
     def _new(
-        self, tenant_id: str, response_id: str, previous_id: str | None, encoded: bytes
+        self, tenant_id: str, response_id: str, previous_id: str | None, body: KeptBody
     ) -> NewResponse:
-        key_id, nonce, body = "", b"", encoded
+        encoded = msgspec.json.encode(body)
+        key_id, nonce, stored = "", b"", encoded
         if self._ring.sealing_id is not None:
             sealed = self._ring.seal(
                 encoded.decode(),
                 context=_context(tenant_id, response_id),
                 nonce=self._new_nonce(NONCE_BYTES),
             )
-            key_id, nonce, body = sealed.key_id, sealed.nonce, sealed.sealed
+            key_id, nonce, stored = sealed.key_id, sealed.nonce, sealed.sealed
         return NewResponse(
             id=response_id,
             tenant_id=tenant_id,
@@ -163,7 +169,7 @@ class KeptResponses:
             kept_s=self._limits.kept_s,
             key_id=key_id,
             nonce=nonce,
-            body=body,
+            body=stored,
             bytes=len(encoded),
         )
 
@@ -179,6 +185,12 @@ class KeptResponses:
         return msgspec.json.decode(text, type=KeptBody)
 
     # Waiting.
+
+    async def _worked(self, size: int, work: Callable[[], Result]) -> Result:
+        """What takes long by its size is done where no token waits for it."""
+        if size <= self._limits.inline_bytes:
+            return work()
+        return await asyncio.to_thread(work)
 
     async def _asked(self, work: Awaitable[Result]) -> Result:
         if self._waiting >= self._limits.waiting_max:
@@ -208,6 +220,21 @@ class KeptResponses:
 def _context(tenant_id: str, response_id: str) -> bytes:
     """What a sealed body is bound to: moved to another row, it does not open."""
     return f"response {tenant_id} {response_id}".encode()
+
+
+def _size(items: tuple[Item, ...]) -> int:
+    """In characters, about."""
+    return sum(map(_item_size, items))
+
+
+def _item_size(item: Item) -> int:
+    match item:
+        case MessageItem():
+            return sum(map(len, item.parts))
+        case CallItem():
+            return len(item.arguments)
+        case _:
+            return len(item.output)
 
 
 def _none(response_id: str, param: str) -> RefusedError:

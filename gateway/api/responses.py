@@ -4,6 +4,7 @@ An answer is kept after its last token and before its client hears that it is wh
 name works as soon as it is known. Reading one costs nothing, however often.
 """
 
+from collections.abc import Callable
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -45,9 +46,11 @@ async def _completed(
 class _Telling:
     """How one call's answer is told, and kept."""
 
-    def __init__(self, kept: KeptResponses, call: Call) -> None:
+    def __init__(self, kept: KeptResponses, call: Call, now_ms: Callable[[], int]) -> None:
         self._kept = kept
         self._call = call
+        self._now_ms = now_ms
+        self._ended_ms = call.created_ms
         self._writer: responses.ResponsesStream | None = None
         self._is_kept = False
 
@@ -74,6 +77,7 @@ class _Telling:
             conversation,
             request_id=request_id,
             created_ms=created_ms,
+            ended_ms=self._ended_ms,
             kept=self._is_kept,
         )
 
@@ -82,7 +86,9 @@ class _Telling:
         call = self._call
         ask = call.conversation.ask
         assert ask is not None
+        self._ended_ms = self._now_ms()
         if not ask.keep:
+            self._note(is_kept=False)
             return
         name = responses.response_id(request_id)
         if ask.again:
@@ -102,7 +108,7 @@ class _Telling:
     def _note(self, *, is_kept: bool) -> None:
         self._is_kept = is_kept
         if self._writer is not None:
-            self._writer.kept = is_kept
+            self._writer.kept, self._writer.ended_ms = is_kept, self._ended_ms
 
 
 class ResponsesEndpoint(GenerateEndpoint):
@@ -139,7 +145,7 @@ class ResponsesEndpoint(GenerateEndpoint):
 
     def kind_of(self, call: Call) -> Kind:
         """One that keeps what it tells."""
-        return _Telling(self._kept, call).kind
+        return _Telling(self._kept, call, self.edge.now_ms).kind
 
 
 class CountResponseEndpoint(Endpoint):

@@ -26,6 +26,7 @@ def response_json(
     *,
     request_id: str,
     created_ms: int,
+    ended_ms: int,
     kept: bool,
 ) -> bytes:
     """The body of a whole answer."""
@@ -34,7 +35,7 @@ def response_json(
     return msgspec.json.encode(
         {
             **response_fields(conversation, response_id(request_id), created_ms // 1000),
-            **ended(choice.finish, completed_s=created_ms // 1000),
+            **ended(choice.finish, completed_s=ended_ms // 1000),
             "output": output_of(choice, request_id).json(whole=whole),
             "usage": from_usage(answer.usage, answer.bill),
             "store": kept,

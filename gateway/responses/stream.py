@@ -43,13 +43,16 @@ _ARGUMENTS = b"response.function_call_arguments.delta"
 
 
 class ResponsesStream(StreamWriter):
-    """Events of one response; its one choice is number 0. `kept` is set before its end."""
+    """Events of one response; its one choice is number 0.
+
+    `kept` and `ended_ms` are for whoever knows them to set before its end.
+    """
 
     def __init__(self, conversation: Conversation, *, request_id: str, created_ms: int) -> None:
         assert conversation.n == 1
         self._request_id = request_id
-        self._created_s = created_ms // 1000
-        self._fields = response_fields(conversation, response_id(request_id), self._created_s)
+        name = response_id(request_id)
+        self._fields = response_fields(conversation, name, created_ms // 1000)
         self._output = Output(request_id)
         self._open: OutputItem | None = None
         self._head = b""  # of the deltas of the item that is open
@@ -58,6 +61,7 @@ class ResponsesStream(StreamWriter):
         self._opened = False
         self._end: ChoiceEnd | None = None
         self.kept = False
+        self.ended_ms = created_ms
 
     def open(self, event: Opened) -> bytes:
         """`response.created` and `response.in_progress`."""
@@ -112,7 +116,7 @@ class ResponsesStream(StreamWriter):
         assert self._end is not None
         whole = is_whole(self._end.finish)
         self._fields |= {
-            **ended(self._end.finish, completed_s=self._created_s),
+            **ended(self._end.finish, completed_s=self.ended_ms // 1000),
             "output": self._output.json(whole=whole),
             "usage": from_usage(event.usage, event.bill),
             "store": self.kept,

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import time
 from pathlib import Path
 from typing import Any
 
@@ -399,3 +400,21 @@ async def test_what_is_kept_is_sealed_for_its_tenant_and_name(
             assert (await client.responses.retrieve(first.id)).output_text == first.output_text
             with pytest.raises(openai.NotFoundError):
                 await client.responses.retrieve(second.id)
+
+
+async def test_what_is_large_is_kept_and_what_is_too_large_says_that_it_is_not(
+    world: World, caller: Caller
+) -> None:
+    async with client_of(world, caller) as client:
+        before = time.time()
+        asked: Any = {"model": MODEL, "truncation": "auto"}
+        large: Any = [{"role": "user", "content": "x" * 200_000}, {"role": "user", "content": "y"}]
+        made = await client.responses.create(input=large, **asked)
+        assert made.model_extra == {"store": True}
+        assert made.completed_at is not None
+        assert int(before) <= made.completed_at <= time.time()
+        page: Any = await client.responses.input_items.list(made.id, order="asc")
+        assert len(page.data[0].content[0].text) == 200_000
+        huge: Any = [{"role": "user", "content": "x" * 9_000_000}, *large[1:]]
+        unkept = await client.responses.create(input=huge, **asked)
+        assert unkept.model_extra == {"store": False}

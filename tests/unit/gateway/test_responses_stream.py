@@ -60,7 +60,7 @@ def a_stream(conversation: Conversation | None = None, *, kept: bool = True) -> 
     stream = ResponsesStream(
         conversation or a_request(), request_id=REQUEST_ID, created_ms=CREATED_MS
     )
-    stream.kept = kept
+    stream.kept, stream.ended_ms = kept, CREATED_MS + 5_000
     return stream
 
 
@@ -71,6 +71,7 @@ def body_of(events: list[Any], usage: Usage, conversation: Conversation | None =
         asked,
         request_id=REQUEST_ID,
         created_ms=CREATED_MS,
+        ended_ms=CREATED_MS + 5_000,
         kept=True,
     )
 
