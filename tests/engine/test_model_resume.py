@@ -7,6 +7,7 @@ place in a grammar, what a stop string holds back, which bad word has begun, log
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -26,7 +27,7 @@ LENGTH = 24
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
-SHAPES = {
+SHAPES: dict[str, dict[str, Any]] = {
     "greedy": {},
     "penalties": {
         "repetition_penalty": 1.3,
