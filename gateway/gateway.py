@@ -26,6 +26,7 @@ from gateway.auth import Authenticator, AuthLimits, SourceAwayError
 from gateway.background import Background
 from gateway.books import Books
 from gateway.breaker import BreakerRules
+from gateway.cached_answers import CachedAnswers
 from gateway.claims import Claims
 from gateway.grammars import GrammarChecks
 from gateway.kept_responses import KeepingLimits, KeptResponses
@@ -49,6 +50,7 @@ from gateway.settings import GatewaySettings
 from gateway.sources import PostgresSource
 from gateway.spool import Spool
 from gateway.worker_client import WorkerClient, WorkerLimits
+from store.answer_cache import AnswerSlots
 from store.bindings import Bindings
 from store.dispatch import Dispatch, DispatchRules
 from store.failures import FailureRules, Failures
@@ -156,6 +158,14 @@ class Gateway:
             settings.redis_url, BindingRules(idle_ms=settings.binding_idle_ms)
         )
         self._bindings.start()
+        self._answer_slots = AnswerSlots(settings.redis_url, slots=settings.answer_cache_slots)
+        self._answer_slots.start()
+        self._answers = CachedAnswers(
+            self._postgres,
+            self._answer_slots,
+            secret=_answers_key(settings),
+            bytes_max=settings.answer_cache_bytes_max,
+        )
         self._failures = Failures(settings.redis_url, _failure_rules(settings))
         self._failures.start()
         self.relay = Relay(self._shared())
@@ -170,6 +180,7 @@ class Gateway:
         await self._last_words()
         await self._dispatch.close()
         await self._bindings.close()
+        await self._answer_slots.close()
         for task in self._beside:
             task.cancel()
         await self._failures.close()
@@ -263,6 +274,7 @@ class Gateway:
             bindings=self._bindings,
             endings=self._endings,
             guards=Guards(self._records, now_ms),
+            answers=self._answers,
             generation=parts,
             limits=RelayLimits(
                 exchanges_max=settings.exchanges_max,
@@ -289,6 +301,7 @@ class Gateway:
         start = self._background.every
         start(poll_s, "routes", self._poll_routes, within_s=5.0)
         start(poll_s, "keys", self._poll_keys, within_s=5.0)
+        start(poll_s, "answer cache", self._answers.poll, within_s=5.0)
         start(lease_s, "lease", self._assert_lease, within_s=5.0)
         start(1.0, "spool", self._books.recover, within_s=600.0)
         start(60.0, "adoption", self._books.adopt, within_s=600.0)
@@ -370,6 +383,11 @@ def _failure_rules(settings: GatewaySettings) -> FailureRules:
         retries=RetryRules(permille=settings.retry_permille, floor=settings.retry_floor),
         deaths=DeathRules(refuse_ms=settings.death_refused_ms),
     )
+
+
+def _answers_key(settings: GatewaySettings) -> bytes:
+    """The same at every gateway: what one keeps, another finds."""
+    return hmac.digest(settings.internal_secret.encode(), b"names of answers", "sha256")
 
 
 def _fingerprint_key(settings: GatewaySettings) -> bytes:

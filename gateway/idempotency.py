@@ -27,6 +27,7 @@ _WAITING = frozenset(
         b"x-headworks-first-token-ms",
         b"x-headworks-idle-ms",
         b"x-headworks-cache",
+        b"x-headworks-cache-ttl-s",
     }
 )
 _TOLD = ("stream", "stream_options", "timeout")

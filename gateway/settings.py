@@ -72,6 +72,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     idempotency_kept_ms: int = 86_400_000  # a key, from its last claim on
     idempotency_bytes_max: int = 1_048_576  # of an answer that is kept for one
+    answer_cache_slots: int = 1_024  # answers of one tenant that may be given again
+    answer_cache_bytes_max: int = 65_536  # of each
 
     auth_stale_ms: int = 900_000  # rows serve so long with Postgres away
     spool_bytes_max: int = 256 * 1024 * 1024

@@ -32,6 +32,11 @@ RETRY_KEYS = (b"{retries}:budget",)  # the fleet's, as the suspects of deaths ar
 DEATH_KEYS = (b"{deaths}:suspects", b"{deaths}:until")
 
 
+def answer_key(tenant: str, slot: int) -> bytes:
+    """Where one of a tenant's answers is kept to be given again: its name, then the answer."""
+    return f"{{answers:{tenant}}}:{slot}".encode()
+
+
 def tenant_keys(tenant: str) -> tuple[bytes, ...]:
     """The keys of a tenant's scripts, in `TENANT_PARTS` order."""
     return tuple(f"{{t:{tenant}}}:{part}".encode() for part in TENANT_PARTS)

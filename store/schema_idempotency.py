@@ -1,9 +1,19 @@
-"""The table of idempotency keys as SQLAlchemy Core describes it.
+"""Idempotency keys, and who has answers given again, as SQLAlchemy Core describes them.
 
-Importing this adds it to `store.schema.metadata`. What it holds is told in the migration.
+Importing this adds them to `store.schema.metadata`. What they hold is told in the migration.
 """
 
-from sqlalchemy import Column, DateTime, Index, Integer, LargeBinary, Table, Text, text
+from sqlalchemy import (
+    Column,
+    DateTime,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    Table,
+    Text,
+    text,
+)
 from sqlalchemy.dialects.postgresql import ARRAY
 
 from store.schema import metadata
@@ -22,4 +32,12 @@ idempotency_keys = Table(
     Column("answer", LargeBinary),
     Column("expires_at", DateTime(timezone=True), nullable=False),
     Index(None, "expires_at"),
+)
+
+answer_cache_policies = Table(
+    "answer_cache_policies",
+    metadata,
+    Column("tenant_id", Text, ForeignKey("tenants.id"), primary_key=True),
+    Column("ttl_s", Integer, nullable=False),
+    Column("charge", Text, nullable=False),
 )

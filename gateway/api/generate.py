@@ -9,6 +9,7 @@ import msgspec
 from core.errors import RefusedError
 from core.scopes import bounds_of
 from gateway import anthropic, openai
+from gateway.answer_cache import asked_of
 from gateway.api.answers import AnswerLimits, Keep, Telling
 from gateway.api.endpoint import Edge, Endpoint
 from gateway.api.faces import ANTHROPIC, OPENAI, Face
@@ -113,6 +114,7 @@ class GenerateEndpoint(Endpoint):
             created_ms=now_ms,
             deadline_ms=now_ms + given.whole_ms,
             patience=given,
+            cache=asked_of(headers),
             hints=hints_of(headers, dict(conversation.metadata)),
             keeping=self.edge.claims.keeping(claim, now_ms) if claim is not None else None,
         )

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
+from gateway.answer_cache import OFF, Asked
 from gateway.auth import Identity
 from gateway.conversation import Conversation
 from gateway.hints import NO_HINTS, Hints
@@ -24,3 +25,4 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     patience: Patience
     keeping: Keeping | None = None  # of a request with an idempotency key
     hints: Hints = NO_HINTS
+    cache: Asked = OFF  # of answers given again

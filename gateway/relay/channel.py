@@ -49,6 +49,7 @@ class Channel:
         self.ended = False
         self.screen: Screen | None = None  # set before the first event
         self.on_first: Callable[[], object] | None = None
+        self.heard: Callable[[StreamEvent, int], None] | None = None  # all, before the screen
 
     @property
     def filtered(self) -> bool:
@@ -74,6 +75,8 @@ class Channel:
         self._head = None
 
     def _pass(self, event: StreamEvent, tokens: int) -> None:
+        if self.heard is not None:
+            self.heard(event, tokens)
         if self.screen is None:
             self._push(event, tokens)
             return
@@ -100,6 +103,8 @@ class Channel:
         """Add the last event. What a screen still holds is told to nobody."""
         if self._head is not None and not isinstance(event, Broke):
             self._begin()
+        if self.heard is not None:
+            self.heard(event, tokens)
         self._push(event, tokens + self._held_tokens)
         self.ended = True
 

@@ -73,7 +73,12 @@ class Exchange:
         course = self._course
         if course is None:
             return {}
-        return {"x-headworks-model": course.name, "x-headworks-fallbacks": str(course.fallbacks)}
+        cached = self._trial.cache_headers if self._trial is not None else {}
+        return {
+            "x-headworks-model": course.name,
+            "x-headworks-fallbacks": str(course.fallbacks),
+            **cached,
+        }
 
     def cancel(self, cause: EndCause, refusal: Refusal | None = None) -> None:
         """End it now, unless it is ending already. The first caller's cause counts."""

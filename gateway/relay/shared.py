@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from gateway.books import Books
+from gateway.cached_answers import CachedAnswers
 from gateway.grammars import GrammarChecks
 from gateway.metrics import Metrics
 from gateway.prefixes import PrefixMemory
@@ -43,6 +44,7 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
     metrics: Metrics
     endings: Endings
     guards: Guards
+    answers: CachedAnswers
     generation: Parts
     bindings: Bindings
     limits: RelayLimits

@@ -13,6 +13,8 @@ from core.money import EndCause, billable, billed_micro
 from gateway.auth import Identity
 from gateway.bill import Bill
 from gateway.relay.admission import Admission
+from gateway.relay.cached_run import CachedRun
+from gateway.relay.caching import Caching
 from gateway.relay.call import Call
 from gateway.relay.channel import Channel
 from gateway.relay.generation import Generation
@@ -43,6 +45,7 @@ class Trial:
         self._admission = Admission(shared, call, identity, prepared)
         self.ticket = self._admission.ticket
         self.generation: Run | None = None
+        self._caching = Caching(shared.answers, call, prepared.job)
 
     async def accept(self) -> bool:
         """False when it was decided from stale rows. Raises RefusedError."""
@@ -54,7 +57,7 @@ class Trial:
         `head_waits`: there is somebody else to ask, as long as nothing was told.
         """
         self._channel.head_waits = head_waits
-        generation = self.generation = self._make_generation()
+        generation = self.generation = await self._cached() or self._make_generation()
         bound = asyncio.timeout(first_token_ms / 1000 if first_token_ms else None)
 
         def begun() -> None:
@@ -80,6 +83,7 @@ class Trial:
         """Let go, and settle when the response has been read. Both follow on their own."""
         endings = self._shared.endings
         endings.start(self._let_go())
+        endings.start(self._caching.keep(outcome))
 
         async def settle() -> None:
             await read_out.wait()
@@ -100,6 +104,8 @@ class Trial:
         if self.generation is None:
             return None
         price, usage = self._prepared.job.price, self.generation.usage
+        if isinstance(self.generation, CachedRun):
+            usage = self.generation.charged
         due = billable(
             cause,
             usage,
@@ -114,6 +120,14 @@ class Trial:
         if self.generation is None:
             return RequestTimings(total_ms=total_ms)
         return self.generation.timings(self._call.received_s, total_ms)
+
+    @property
+    def cache_headers(self) -> dict[str, str]:
+        """Whether its answer was given before; nothing where nobody asked."""
+        return self._caching.headers
+
+    async def _cached(self) -> Run | None:
+        return await self._caching.find(self._channel)
 
     def _make_generation(self) -> Run:
         ticket, hold = self._admission.ticket, self._admission.hold

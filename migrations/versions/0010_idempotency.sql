@@ -202,3 +202,10 @@ END $$;
 ALTER FUNCTION ledger_apply_keyed SET enable_seqscan = off SET enable_bitmapscan = off
     SET enable_hashjoin = off SET enable_mergejoin = off
     SET plan_cache_mode = force_generic_plan SET jit = off;
+
+-- Tenants that have opted in to exact repeats being answered from memory.
+CREATE TABLE answer_cache_policies (
+    tenant_id text PRIMARY KEY REFERENCES tenants (id),
+    ttl_s     integer NOT NULL CHECK (ttl_s BETWEEN 1 AND 86400),
+    charge    text NOT NULL CHECK (charge IN ('free', 'cached_input'))
+);

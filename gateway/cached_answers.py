@@ -1,0 +1,67 @@
+"""Answers given again to exact repeats, as the relay asks about them: policies, names, slots.
+
+Policies are polled; with Postgres away the last ones hold. What goes wrong here is a miss.
+"""
+
+import msgspec
+
+from core.protocol import Generate
+from gateway.answer_cache import Asked, name_of
+from gateway.conversation import Conversation
+from gateway.replay import KeptAnswer, read_answer
+from store.answer_cache import AnswerPolicy, AnswerSlots, policies
+from store.postgres import Postgres
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One request's place in the cache."""
+
+    tenant_id: str
+    name: bytes
+    ttl_s: int
+    policy: AnswerPolicy
+    reads: bool  # or it is there to be made anew
+
+
+class CachedAnswers:
+    """One for each gateway. `secret` keys the names."""
+
+    def __init__(
+        self, postgres: Postgres, slots: AnswerSlots, *, secret: bytes, bytes_max: int
+    ) -> None:
+        self._postgres = postgres
+        self._slots = slots
+        self._secret = secret
+        self._policies: dict[str, AnswerPolicy] = {}
+        self.bytes_max = bytes_max
+
+    async def poll(self) -> None:
+        """Raises StoreAwayError."""
+        async with self._postgres.connection() as conn:
+            self._policies = await policies(conn)
+
+    def entry(
+        self, tenant_id: str, asked: Asked, conversation: Conversation, message: Generate
+    ) -> Entry | None:
+        """None where the tenant, or the request, has not opted in."""
+        policy = self._policies.get(tenant_id)
+        if policy is None or asked.wish == "off":
+            return None
+        return Entry(
+            tenant_id=tenant_id,
+            name=name_of(self._secret, tenant_id, conversation, message),
+            ttl_s=min(policy.ttl_s, asked.ttl_s or policy.ttl_s),
+            policy=policy,
+            reads=asked.wish == "on",
+        )
+
+    async def find(self, entry: Entry) -> KeptAnswer | None:
+        """What was told before, if it is still there and may be read."""
+        if not entry.reads:
+            return None
+        found = await self._slots.find(entry.tenant_id, entry.name)
+        return None if found is None else read_answer(found)
+
+    async def keep(self, entry: Entry, answer: bytes) -> None:
+        """For the next that asks the same."""
+        await self._slots.keep(entry.tenant_id, entry.name, answer, ttl_s=entry.ttl_s)
