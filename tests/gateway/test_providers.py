@@ -305,6 +305,22 @@ async def test_limits_of_a_provider_send_the_rest_elsewhere(
     assert text_of(CHAT, answer).startswith(SAID)
 
 
+async def test_no_more_is_delivered_than_the_provider_counts(
+    world: World, caller: Caller, server: ProviderServer
+) -> None:
+    # Our estimate of this text, told as it is written to the client, is many times its count.
+    text = "!?" * 200
+    body = f'data: {{"choices":[{{"delta":{{"content":"{text}"}},"finish_reason":"stop"}}],'
+    body += '"usage":{"prompt_tokens":7,"completion_tokens":3}}\n\ndata: [DONE]\n\n'
+    server.answer = always((200, "text/event-stream", body.encode(), False))
+    await lead_to(world, server, "openai")
+    answer = await post(world, caller, model=HOUSE, stream=True)
+    assert text in answer.text
+    (row,) = await world.settled(caller, 1)
+    assert row.delivered_tokens == row.metered_output_tokens == 3
+    assert row.billed_micro == 7 + 4 * 3
+
+
 async def test_a_provider_that_cannot_be_reached_is_ours(world: World, caller: Caller) -> None:
     async with ProviderServer(by_dialect("plain")) as gone:
         await lead_to(world, gone, "openai")
