@@ -39,15 +39,21 @@ class Caching:
         channel.heard = self._hear
         return None
 
-    async def keep(self, outcome: Outcome) -> None:
-        """Keep a whole answer that any repeat would have got.
+    def has(self, outcome: Outcome) -> bool:
+        """Whether it has a whole answer that any repeat would have got.
 
         One that a budget cut short, or a safety policy, is this request's own.
         """
-        if self._entry is None or not self._is_repeatable(outcome):
-            return
+        if self._entry is None:
+            return False
+        if outcome.cause is EndCause.LENGTH:
+            return self._tokens == self._tokens_max
+        return outcome.cause is EndCause.COMPLETE
+
+    async def keep(self) -> None:
+        """For the next, unless it is too large."""
         answer = self._recorder.answer(self._created_ms)
-        if answer:
+        if answer and self._entry is not None:
             await self._answers.keep(self._entry, answer)
 
     def _entry_of(self, call: Call, job: AnyJob) -> Entry | None:
@@ -64,11 +70,6 @@ class Caching:
             salt=job.salt,
         )
         return self._answers.entry(call.identity.tenant.id, call.cache, call.conversation, message)
-
-    def _is_repeatable(self, outcome: Outcome) -> bool:
-        if outcome.cause is EndCause.LENGTH:
-            return self._tokens == self._tokens_max
-        return outcome.cause is EndCause.COMPLETE
 
     def _hear(self, event: StreamEvent, tokens: int) -> None:
         self._tokens += tokens

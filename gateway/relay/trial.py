@@ -83,7 +83,8 @@ class Trial:
         """Let go, and settle when the response has been read. Both follow on their own."""
         endings = self._shared.endings
         endings.start(self._let_go())
-        endings.start(self._caching.keep(outcome))
+        if self._caching.has(outcome):
+            endings.start(self._caching.keep())
 
         async def settle() -> None:
             await read_out.wait()
@@ -163,10 +164,6 @@ class Trial:
         )
 
     async def _settle(self, cause: EndCause, delivered_tokens: int) -> None:
-        if not isinstance(self._prepared.job, Job):
-            # By estimate as it came; a provider's own count, which comes last, may be lower.
-            counted = sum(total.usage.output_tokens for total in self._totals)
-            delivered_tokens = min(delivered_tokens, counted)
         await self._admission.hold.close(
             cause=cause,
             attempts=self._totals,
