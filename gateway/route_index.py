@@ -68,15 +68,18 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RouteIndex:
-    """Made for each view that differs in more than replicas."""
+    """Made for each view that differs in more than replicas.
+
+    A table is made a route when somebody first asks for it: there may be one for each of very
+    many tenants, and whoever makes this has requests waiting.
+    """
 
     def __init__(self, view: RoutingView) -> None:
-        served = {(model.model, model.deployment): model for model in view.models}
-        providers = {provider.name: provider for provider in view.providers}
-        self._routes: Mapping[tuple[str, str], Route] = {
-            (table.tenant, table.model): _route(view, table, served, providers)
-            for table in view.tables
-        }
+        self._view = view
+        self._served = {(model.model, model.deployment): model for model in view.models}
+        self._providers = {provider.name: provider for provider in view.providers}
+        self._tables = {(table.tenant, table.model): table for table in view.tables}
+        self._routes: dict[tuple[str, str], Route] = {}
 
     def find(self, name: str, tenant: Tenant, key: KeyRecord) -> Route | Refusal:
         """What this caller's name leads to, aliases followed; exactly the name, case included."""
@@ -84,7 +87,7 @@ class RouteIndex:
             return not_found(name)
         leads = name
         for _ in range(ALIAS_HOPS_MAX + 1):
-            route = self._routes.get((tenant.id, leads)) or self._routes.get((EVERYBODY, leads))
+            route = self._route(tenant.id, leads) or self._route(EVERYBODY, leads)
             if route is None:
                 break
             if not route.alias:
@@ -94,11 +97,20 @@ class RouteIndex:
 
     def names(self, tenant: Tenant, key: KeyRecord) -> Iterator[tuple[str, Route]]:
         """Every name that leads this caller somewhere, with the route it leads to."""
-        known = {name for owner, name in self._routes if owner in {EVERYBODY, tenant.id}}
+        known = {name for owner, name in self._tables if owner in {EVERYBODY, tenant.id}}
         for name in sorted(known):
             route = self.find(name, tenant, key)
             if isinstance(route, Route):
                 yield name, route
+
+    def _route(self, owner: str, name: str) -> Route | None:
+        route = self._routes.get((owner, name))
+        if route is None:
+            table = self._tables.get((owner, name))
+            if table is not None:
+                route = _route(self._view, table, self._served, self._providers)
+                self._routes[owner, name] = route
+        return route
 
 
 def is_allowed(name: str, tenant: Tenant, key: KeyRecord) -> bool:

@@ -56,14 +56,19 @@ class Course:
     def may_go_on(self) -> bool:
         """Whether some failure of its target would lead to another."""
         step = self.step
-        return step is not None and any(self._after(step, cause) for cause in CAUSES)
+        if step is None or not self._plan.route.spares:
+            return False
+        return any(self._after(step, cause) for cause in CAUSES)
 
     @property
     def first_token_ms(self) -> int:
         """How long its target may say nothing; 0 where nobody else would be asked."""
-        if self.step is None or self._after(self.step, "timeout") is None:
+        step = self.step
+        if step is None or not step.option.target.first_token_ms:
             return 0
-        return self.step.option.target.first_token_ms
+        if self._after(step, "timeout") is None:
+            return 0
+        return step.option.target.first_token_ms
 
     def fail(self, refusal: Refusal, cause: FallbackCause | None, *, is_late: bool) -> None:
         """Its target failed: go on to the next, if there is one for this cause and time."""

@@ -80,6 +80,7 @@ def test_a_prompt_too_long_for_all_begins_with_a_fallback_or_ends_at_once() -> N
     assert (course.step.option.name, course.fallbacks) == ("long", 1)
     ended = a_course((("error",), an_option("long")), first=short)
     assert ended.step is None
+    assert not ended.may_go_on
     assert (ended.told.code, ended.fallbacks) == (Code.CONTEXT_LENGTH, 0)
     assert ended.first_token_ms == 0
 
@@ -107,6 +108,9 @@ def test_a_request_tries_so_many_targets_at_most(causes: list[FallbackCause]) ->
     while course.step is not None:
         course.fail(a_refusal(Code.OVERLOADED), causes[0], is_late=False)
         tried += course.step is not None
+        if tried == TARGETS_MAX:
+            assert not course.may_go_on
     assert tried == TARGETS_MAX
+    assert not a_course(first=slow("alone")).may_go_on
     with pytest.raises(AssertionError):
         course.fail(a_refusal(Code.OVERLOADED), causes[0], is_late=False)
