@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 RUN_STAMP := $(VENV)/.run-installed
 DEV_STAMP := $(VENV)/.dev-installed
 
-.PHONY: help up down status test soak mutants bench-engine bench-gateway bench-ledger bench-usage lint format migrate lock clean
+.PHONY: help up down status test soak mutants bench-dispatch bench-engine bench-gateway bench-ledger bench-usage lint format migrate lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -44,6 +44,9 @@ bench-engine: $(DEV_STAMP) ## output tokens/s, TTFT and ITL of our worker beside
 bench-gateway: $(DEV_STAMP) ## what the gateway adds to an engine that answers at once, governed and not
 	@$(BIN)/python -m benchmarks.gateway $(ARGS)
 
+bench-dispatch: $(DEV_STAMP) ## arm and finish per second through one Valkey's real functions
+	@$(BIN)/python -m benchmarks.dispatch $(ARGS)
+
 bench-ledger: $(DEV_STAMP) ## reserve+settle pairs/s beside one statement each, on a Postgres of its own
 	@$(BIN)/python -m benchmarks.ledger $(ARGS)
 
@@ -61,6 +64,11 @@ soak: $(DEV_STAMP) ## kill gateways, workers and Postgres 1,000 times, the real 
 		tests/unit/worker/test_scheduler_machine.py
 	@SOAK_INVARIANTS=$${SOAK_INVARIANTS:-60} $(BIN)/python -m pytest -q --timeout=3600 \
 		tests/store/ledger/test_invariants.py
+	@SOAK_FAIRNESS=$${SOAK_FAIRNESS:-10000} $(BIN)/python -m pytest -q --timeout=3600 \
+		tests/unit/core/test_dispatch_fairness.py
+	@SOAK_PRESSURE=$${SOAK_PRESSURE:-60} $(BIN)/python -m pytest -q --timeout=3600 \
+		tests/simulation/test_overload.py
+	@$(BIN)/python -m tests.soak.overload
 	@SOAK_LIMITS=$${SOAK_LIMITS:-1000} $(BIN)/python -m pytest -q --timeout=3600 \
 		tests/store/dispatch/test_limit_twins.py
 

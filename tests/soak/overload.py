@@ -23,7 +23,7 @@ from tests.support.gateway_world import MODEL, Caller, World, a_capacity, a_worl
 from tests.support.scripted_worker import answers
 from tests.support.services import PostgresServer, ValkeyServer, open_directory
 
-SEQUENCES = 16
+SEQUENCES = 6
 STAY_S = 0.8
 CAPACITY_PER_S = SEQUENCES / STAY_S
 DEADLINE_MS = 6_000

@@ -1,10 +1,14 @@
-"""Whom a pool serves over time: tenants by weight, classes by rank and share, nobody never."""
+"""Whom a pool serves over time: tenants by weight, classes by rank and share, nobody never.
 
+`SOAK_FAIRNESS` is how many random histories the bound is tried on; 30 by default.
+"""
+
+import os
 import random
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.dispatch import Pool, PoolRules
@@ -99,6 +103,7 @@ class Service:
         return len(self.pool.queue.tickets.get((service_class, tenant), ()))
 
 
+@settings(max_examples=int(os.environ.get("SOAK_FAIRNESS", "30")))
 @given(seed=st.integers(0, 10**6), weights=st.tuples(st.integers(1, 3), st.integers(1, 3)))
 def test_backlogged_tenants_are_served_by_weight_within_the_bound(seed, weights):
     # Without a lane, which takes a slot of these eight out of the paper's one batch.
