@@ -1,5 +1,6 @@
 """Who may answer an idempotency key, and whose bills its answer takes back."""
 
+import msgspec
 import pytest
 
 from core.idempotency import SUPERSEDED_MAX, Claim, Kept, KeyRow, claimed, refused
@@ -92,4 +93,15 @@ def test_a_failed_attempt_has_nothing_to_take_back_and_a_lost_one_has() -> None:
     book.reserve(keyed("r3"))
     assert next(iter(book._keys.rows.values())).superseded == ("r2",)
     book.settle(a_settle("r3", kept=Kept(scope="POST /", key="k", answer=b"")))
+    assert book.accounts[TENANT].posted_micro == 50
+
+
+def test_a_request_that_goes_on_elsewhere_keeps_its_key_and_takes_back_what_has_ended() -> None:
+    book = a_book()
+    ours = msgspec.structs.replace(CLAIM, holder="h")
+    for name in ("r1", "r2"):
+        assert book.reserve(a_reserve(name, claim=ours)) == Reserved(reserved_micro=100)
+    book.settle(a_settle("r2", kept=Kept(scope="POST /", key="k", answer=b"")))
+    assert book.rows["r1"].bill_limit_micro is None  # still open: its holder lets it go
+    book.settle(a_settle("r1", cause=EndCause.FAILED))
     assert book.accounts[TENANT].posted_micro == 50

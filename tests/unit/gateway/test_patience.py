@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.errors import RefusedError
-from gateway.patience import Bounds, Patience, patience, shortened
+from gateway.patience import Bounds, Patience, bounded, patience, shortened
 
 BOUNDS = Bounds(deadline_ms=600_000, first_token_ms=500_000, idle_ms=120_000)
 UNHURRIED = Patience(whole_ms=600_000, first_token_ms=500_000, idle_ms=120_000)
@@ -33,6 +33,12 @@ def test_nobody_gets_more_than_we_or_the_tenant_allow() -> None:
     assert patience(header("deadline-ms", "999999999"), BOUNDS).whole_ms == 600_000
     assert patience(header("deadline-ms", "9000"), BOUNDS, tenant_ms_max=5000).whole_ms == 5000
     assert patience([], BOUNDS, tenant_ms_max=5000).whole_ms == 5000
+
+
+def test_a_bound_found_later_shortens_it_too() -> None:
+    assert bounded(UNHURRIED, 0) == UNHURRIED
+    assert bounded(UNHURRIED, 700_000) == UNHURRIED
+    assert bounded(UNHURRIED, 90).whole_ms == 90
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "1.5", "", "soon", "9" * 13, "1 "])
