@@ -13,8 +13,8 @@ from core.allowance import Allowance
 from core.tickets import Limits
 from store.limits import say, say_of_models
 from tests.support.gateway_requests import CHAT, MESSAGES, a_body, error_of, headers_of, post
-from tests.support.gateway_world import MODEL, Caller, World, a_world
-from tests.support.scripted_worker import answers
+from tests.support.gateway_world import MODEL, Caller, World, a_world, until
+from tests.support.scripted_worker import answers, hangs
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
 
@@ -53,24 +53,49 @@ async def at_once(
     return passed, refused
 
 
+async def at_once_and_stuck(
+    world: World, caller: Caller, count: int, **fields: Any
+) -> tuple[int, list[httpx.Response]]:
+    """As `at_once`, of requests that hold what they hold until all have been judged."""
+    world.worker.requests.clear()
+    world.worker.default = hangs()
+    async with httpx.AsyncClient(timeout=60, limits=httpx.Limits(max_connections=count)) as client:
+        asking = [
+            asyncio.create_task(
+                client.post(
+                    f"{world.url_of(i % 2)}{CHAT}",
+                    json=a_body(CHAT, **fields),
+                    headers=headers_of(caller),
+                )
+            )
+            for i in range(count)
+        ]
+        await until(
+            lambda: sum(task.done() for task in asking) + len(world.worker.requests) == count,
+            within_s=30,
+        )
+        refused = [task.result() for task in asking if task.done()]
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+    return len(world.worker.requests), refused
+
+
 async def test_room_for_ten_is_ten_of_twenty_through_two_gateways(world: World) -> None:
     prompt_tokens = (await post(world, await world.add_caller())).json()["usage"]["prompt_tokens"]
     cost = prompt_tokens + 4 * 16
-    for limits, hard_cap, code, fields in (
-        (Limits(requests_per_min=10), None, "rate_limit_exceeded", {}),
-        (Limits(input_tokens_per_min=10 * prompt_tokens), None, "rate_limit_exceeded", {}),
-        (Limits(output_tokens_per_min=160), None, "rate_limit_exceeded", {"max_tokens": 16}),
-        (Limits(concurrency=10), None, "rate_limit_exceeded", {"max_tokens": 16}),
-        (Limits(), 10 * cost, "insufficient_quota", {"max_tokens": 16}),
+    for limits, hard_cap, code in (
+        (Limits(requests_per_min=10), None, "rate_limit_exceeded"),
+        (Limits(input_tokens_per_min=10 * prompt_tokens), None, "rate_limit_exceeded"),
+        (Limits(output_tokens_per_min=160), None, "rate_limit_exceeded"),
+        (Limits(concurrency=10), None, "rate_limit_exceeded"),
+        (Limits(), 10 * cost, "insufficient_quota"),
     ):
-        # Long enough that none ends, and frees what it holds, before all have asked.
-        freed = limits.concurrency or hard_cap
-        world.worker.default = answers(16, delay_s=1.5 if freed else 0.0)
         caller = await world.add_caller(limits=limits, hard_cap_micro=hard_cap)
-        passed, refused = await at_once(world, caller, 20, **fields)
-        assert (len(passed), len(refused)) == (10, 10), limits
+        passed, refused = await at_once_and_stuck(world, caller, 20, max_tokens=16)
+        assert (passed, len(refused)) == (10, 10), limits
+        assert {response.status_code for response in refused} == {429}
         assert {error_of(response)["code"] for response in refused} == {code}
-        await world.settled(caller, 20 if hard_cap is None else 10)
     await world.dispatcher_is_empty()
 
 
@@ -163,12 +188,11 @@ async def test_the_tightest_scope_is_told_and_the_one_in_the_way_is_named(world:
 # litellm #16011: as many at once as workers times the limit.
 async def test_forty_streams_at_once_are_three_at_the_worker(world: World) -> None:
     caller = await world.add_caller(limits=Limits(concurrency=3))
-    world.worker.default = answers(5, gap_s=0.1)
-    passed, refused = await at_once(world, caller, 40, stream=True)
-    assert (len(passed), len(refused)) == (3, 37)
-    assert len(world.worker.requests) == 3
-    await world.settled(caller, 40)
+    passed, refused = await at_once_and_stuck(world, caller, 40, stream=True)
+    assert (passed, len(refused)) == (3, 37)
     await world.dispatcher_is_empty()
+    world.worker.default = answers(5)
+    assert (await post(world, caller)).status_code == 200, "their slots are free again"
 
 
 # litellm #34223: reserved by max_tokens 1, answered by max_completion_tokens 4096.
