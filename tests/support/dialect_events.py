@@ -156,16 +156,8 @@ def broken(events: list[StreamEvent], at: int) -> list[StreamEvent]:
 def gathered(conversation: Conversation, events: Iterable[Told], usage: Usage) -> Answer:
     """The same as a whole answer."""
     accumulator = Accumulator(conversation)
-    for event in events:
-        match event:
-            case Delta():
-                accumulator.delta(event)
-            case CallStart():
-                accumulator.call(event)
-            case CallDelta():
-                accumulator.arguments(event)
-            case ChoiceEnd():
-                accumulator.end(event)
+    for event in whole(events, usage):
+        accumulator.take(event)
     return accumulator.answer(usage)
 
 
