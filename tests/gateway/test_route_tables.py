@@ -106,25 +106,31 @@ def served(world: World) -> Counter[str]:
     return counts
 
 
-async def test_shares_are_honoured_and_conversations_stay(world: World, caller: Caller) -> None:
-    await put(world, MODEL, targets=to(3, 1))
-    names = [f"conversation {at}" for at in range(12)]
+async def conversations(
+    world: World, caller: Caller, *, first: int, second: int, part: tuple[int, int]
+) -> list[str]:
+    """Names of so many that the first target's part of all draws gets, and of so many others."""
     async with world.postgres.connection() as conn:
         tenant = await tenants.tenant_by_id(conn, caller.tenant_id)
     assert tenant is not None
     talk = Conversation(dialect="openai", kind="chat", model=MODEL)
-    draws = [
-        conversation_key(talk, salt=tenant.salt, route=MODEL, header=name).draw for name in names
-    ]
-    first = sum(draw * 4 < 3 * 2**64 for draw in draws)
-    assert 0 < first < len(names)
+    names: dict[bool, list[str]] = {True: [], False: []}
+    for at in range(1_000):
+        key = conversation_key(talk, salt=tenant.salt, route=MODEL, header=f"c{at}")
+        names[key.draw * part[1] < part[0] * 2**64].append(f"c{at}")
+    return names[True][:first] + names[False][:second]
+
+
+async def test_shares_are_honoured_and_conversations_stay(world: World, caller: Caller) -> None:
+    await put(world, MODEL, targets=to(3, 1))
+    names = await conversations(world, caller, first=9, second=3, part=(3, 4))
 
     async def turn() -> Counter[str]:
         await asyncio.gather(*(ask(world, caller, **{HEADER: name}) for name in names))
         return served(world)
 
     at_first = await turn()
-    assert at_first == {"rep-0": first, f"rep-{OTHER}": len(names) - first}
+    assert at_first == {"rep-0": 9, f"rep-{OTHER}": 3}
     # Whatever happens to the shares, those who have begun stay, even with one that gets no more.
     await put(world, MODEL, targets=to(0, 1))
     assert await turn() == at_first
@@ -138,6 +144,33 @@ async def test_what_has_no_name_is_known_by_how_it_begins(world: World, caller: 
     for _ in range(4):
         await ask(world, caller)
     assert sorted(served(world).values()) == [0, 4]
+
+
+async def test_every_gateway_chooses_alike_and_so_without_valkey(
+    world: World, caller: Caller
+) -> None:
+    await put(world, MODEL, targets=to(1, 1))
+    await world.start_gateway()
+    second = world.servers[1][0]._gateway
+    await until(lambda: second.routes.view.version >= world.gateway.routes.view.version)
+    chosen: dict[str, set[str]] = {}
+    names = await conversations(world, caller, first=2, second=2, part=(1, 2))
+
+    async def ask_all() -> None:
+        for name in names:
+            for gateway in (0, 1):
+                headers = headers_of(caller) | {HEADER: name}
+                async with httpx.AsyncClient(base_url=world.url_of(gateway), timeout=30) as client:
+                    body = a_body(CHAT, max_tokens=1)
+                    assert (await client.post(CHAT, json=body, headers=headers)).status_code == 200
+                chosen.setdefault(name, set()).update(+served(world))
+
+    await ask_all()
+    for gateway in (world.gateway, second):
+        await gateway._bindings.close()
+    await ask_all()
+    assert all(len(workers) == 1 for workers in chosen.values())
+    assert len(set.union(*chosen.values())) == 2
 
 
 async def test_conditions_choose_among_targets(world: World, caller: Caller) -> None:
