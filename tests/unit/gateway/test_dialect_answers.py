@@ -169,3 +169,22 @@ def test_an_answer_wants_every_choice_ended_once_and_nothing_after() -> None:
         accumulated([end, end])
     with pytest.raises(AssertionError):
         accumulated([end, Delta(choice=0, text="late")])
+
+
+@pytest.mark.parametrize(
+    ("service_class", "theirs", "ours"),
+    [
+        ("standard", "default", "standard"),
+        ("batch", "flex", "batch"),
+        ("interactive", "priority", "priority"),
+    ],
+)
+def test_who_named_a_tier_is_told_the_one_that_served(
+    service_class: str, theirs: str, ours: str
+) -> None:
+    asked = a_conversation(service_class=service_class, tier_asked=True)
+    for write in (openai.chat_json, openai.completion_json):
+        body = write(an_answer(), asked, request_id=REQUEST_ID, created_ms=CREATED_MS)
+        assert json.loads(body)["service_tier"] == theirs
+    message = anthropic.message_json(an_answer(), asked, request_id=REQUEST_ID)
+    assert json.loads(message)["usage"]["service_tier"] == ours
