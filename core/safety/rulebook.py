@@ -105,7 +105,7 @@ class Rulebook:
                     hold = max(hold, STRETCH_CHARS)
                     if self._classify is not None:
                         makers.append(partial(self._classify, detector, number))
-                case Judge():
+                case _:
                     pass
         if patterns.rules:
             makers.append(partial(PatternScanner, patterns))
@@ -120,7 +120,8 @@ def _add_patterns(book: PatternBook, number: int, rule: Rule) -> int:
             nodes = parse(rule.detector.pattern, ignore_case=rule.detector.ignore_case)
             book.add(number, [nodes])
             longest = measure(nodes)[2]
-        elif isinstance(rule.detector, PII):
+        else:
+            assert isinstance(rule.detector, PII)
             for kind in rule.detector.kinds:
                 for shape in SHAPES[kind]:
                     book.add(number, shape.nodes(), shape.check)

@@ -87,14 +87,17 @@ class TermScanner(Scanner):
 
     def feed(self, text: str, *, final: bool) -> list[Run]:
         """See `Scanner`."""
+        starts = self._book.goto[0]
         for char in text:
             folded = fold(char)
-            if folded:
+            if not folded:
+                self._skip()
+            elif self._node or self._book.whole_word or len(folded) > 1 or folded in starts:
                 self._skipped = 0
                 for each in folded:
                     self._take(each)
             else:
-                self._skip()
+                self._skipped = 0  # no term begins so, and none is open
             self._chars += 1
         if final:
             self._settle_waiting(by_word=False)

@@ -22,6 +22,7 @@ class Screen:
         self._book = book
         self._acting = Sieve(book.rules, searches.acting)
         self._logging = Sieve(book.rules, searches.logging)
+        self._logs = bool(searches.logging)
         self._masking = False  # the last character passed was masked
 
     @property
@@ -31,7 +32,8 @@ class Screen:
 
     def feed(self, text: str, *, final: bool = False) -> str:
         """What may be told now."""
-        self._logging.feed(text, final=final)
+        if self._logs:
+            self._logging.feed(text, final=final)
         return "".join(self._told(self._acting.feed(text, final=final)))
 
     def take_hits(self) -> list[Hit]:
@@ -62,7 +64,8 @@ class JSONScreen(Screen):
         """What may be told now."""
         units = self._units.feed(text, final=final)
         read = "".join([unit.char for unit in units])
-        self._logging.feed(read, final=final)
+        if self._logs:
+            self._logging.feed(read, final=final)
         self._waiting += units
         return "".join(self._told(self._acting.feed(read, final=final)))
 

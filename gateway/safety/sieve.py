@@ -62,6 +62,8 @@ class Sieve:
         """What is decided now, in order. More may follow a final piece: see `Scanner`."""
         if self.cut is not None:
             return []
+        if not self._scanners:
+            return [Piece(text, None)] if text else []
         self._held += text
         decided = end = self._base + len(self._held)
         for scanner in self._scanners:

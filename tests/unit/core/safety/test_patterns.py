@@ -181,6 +181,11 @@ def test_memory_is_bounded_and_what_is_forgotten_is_made_again():
         automaton.back(state, number, bits, anew=False)
         assert len(automaton._forward) <= 20
     assert automaton.made > 20
+    calm = Automaton(nfa, states_max=40)
+    state = calm.step(calm.begin, calm.classes("a")[0])
+    for bits in range(60):
+        calm.back(state, calm.classes("a")[0], bits, anew=False)
+    assert calm._backs <= 40
 
 
 def test_unheard_of_characters_do_not_fill_the_memory(monkeypatch):
