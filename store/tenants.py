@@ -31,6 +31,7 @@ class NewTenant(msgspec.Struct, frozen=True, kw_only=True):
     salt: bytes
     allowance: Allowance = NOTHING_SAID  # what is its own of limits
     output_policy: OutputPolicy = "clamp"
+    overload_output_tokens: int = 0
     weight: int
     hard_cap_micro: int | None
     price_book: str = "list"  # known, or the database refuses
@@ -65,6 +66,7 @@ class _TenantRow(msgspec.Struct, frozen=True, kw_only=True):
     salt: bytes
     said: list[SaidRow] | None
     output_policy: OutputPolicy
+    overload_output_tokens: int
     weight: int
     price_book: str
     tier: str
@@ -88,6 +90,7 @@ class _TenantRow(msgspec.Struct, frozen=True, kw_only=True):
             key_allowance=said_by(said, "tier_key").get("", NOTHING_SAID),
             model_allowances=by_model,
             output_policy=self.output_policy,
+            overload_output_tokens=self.overload_output_tokens,
             weight=self.weight,
             hard_cap_micro=self.hard_cap_micro,
             price_book=self.price_book,

@@ -25,6 +25,7 @@ from store.postgres import Connection
 
 SALT_BYTES = 16
 Weight = Annotated[int, msgspec.Meta(ge=1, le=1000)]
+OutputTokens = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]  # 0: answers are not cut
 
 
 class LimitsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,6 +50,7 @@ class CreateTenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     name: TenantName
     limits: LimitsBody = LimitsBody()
     output_policy: OutputPolicy = "clamp"
+    overload_output_tokens: OutputTokens = 0
     weight: Weight = 1
     hard_cap_micro: Amount | None = None
     price_book: str = "list"
@@ -62,6 +64,7 @@ class PatchTenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     limits: LimitsBody | msgspec.UnsetType = msgspec.UNSET
     output_policy: OutputPolicy | msgspec.UnsetType = msgspec.UNSET
+    overload_output_tokens: OutputTokens | msgspec.UnsetType = msgspec.UNSET
     weight: Weight | msgspec.UnsetType = msgspec.UNSET
     hard_cap_micro: Amount | msgspec.UnsetType | None = msgspec.UNSET
     price_book: str | msgspec.UnsetType = msgspec.UNSET
@@ -81,6 +84,7 @@ class TenantBody(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits
     bounds: Bounds
     output_policy: OutputPolicy
+    overload_output_tokens: int
     weight: int
     hard_cap_micro: int | None
     price_book: str
@@ -108,6 +112,7 @@ async def create_tenant(
         salt=secrets.token_bytes(SALT_BYTES),
         allowance=data.limits.over(NOTHING_SAID),
         output_policy=data.output_policy,
+        overload_output_tokens=data.overload_output_tokens,
         weight=data.weight,
         hard_cap_micro=data.hard_cap_micro,
         price_book=data.price_book,

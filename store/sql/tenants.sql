@@ -1,14 +1,14 @@
 -- name: create_tenant
 -- No row when the name is taken.
-INSERT INTO tenants (id, name, salt, output_policy, weight, price_book, tier, billed,
-                     disabled, version)
-VALUES (:id, :name, :salt, :output_policy, :weight, :price_book, :tier, :billed,
-        :disabled, :version)
+INSERT INTO tenants (id, name, salt, output_policy, overload_output_tokens, weight, price_book,
+                     tier, billed, disabled, version)
+VALUES (:id, :name, :salt, :output_policy, :overload_output_tokens, :weight, :price_book,
+        :tier, :billed, :disabled, :version)
 ON CONFLICT (name) DO NOTHING
 RETURNING id;
 
 -- name: tenant_by_id
-SELECT t.id, t.name, t.salt, t.output_policy, t.weight, t.price_book, t.tier, t.billed,
+SELECT t.id, t.name, t.salt, t.output_policy, t.overload_output_tokens, t.weight, t.price_book, t.tier, t.billed,
        t.disabled, t.version, a.hard_cap_micro,
        (SELECT jsonb_agg(l.said) FROM limits_said l
          WHERE (l.subject, l.id) IN (('tenant', t.id), ('tier', t.tier), ('tier_key', t.tier))
@@ -29,7 +29,7 @@ SELECT id FROM price_books WHERE id = :book;
 
 -- name: tenants_page
 -- In order of name, after :after; :name narrows to one where it is given.
-SELECT t.id, t.name, t.salt, t.output_policy, t.weight, t.price_book, t.tier, t.billed,
+SELECT t.id, t.name, t.salt, t.output_policy, t.overload_output_tokens, t.weight, t.price_book, t.tier, t.billed,
        t.disabled, t.version, a.hard_cap_micro,
        (SELECT jsonb_agg(l.said) FROM limits_said l
          WHERE (l.subject, l.id) IN (('tenant', t.id), ('tier', t.tier), ('tier_key', t.tier))
@@ -49,7 +49,8 @@ SELECT id FROM tenants WHERE id = :id FOR UPDATE;
 
 -- name: update_tenant
 UPDATE tenants
-   SET output_policy = :output_policy, weight = :weight, price_book = :price_book, tier = :tier, billed = :billed,
+   SET output_policy = :output_policy, overload_output_tokens = :overload_output_tokens,
+       weight = :weight, price_book = :price_book, tier = :tier, billed = :billed,
        disabled = :disabled, version = :version, updated_at = now()
  WHERE id = :id;
 
@@ -57,7 +58,7 @@ UPDATE tenants
 UPDATE tenants SET version = :version WHERE id = :id;
 
 -- name: tenants_changed_since
-SELECT t.id, t.name, t.salt, t.output_policy, t.weight, t.price_book, t.tier, t.billed,
+SELECT t.id, t.name, t.salt, t.output_policy, t.overload_output_tokens, t.weight, t.price_book, t.tier, t.billed,
        t.disabled, t.version, a.hard_cap_micro,
        (SELECT jsonb_agg(l.said) FROM limits_said l
          WHERE (l.subject, l.id) IN (('tenant', t.id), ('tier', t.tier), ('tier_key', t.tier))

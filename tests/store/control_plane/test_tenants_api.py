@@ -41,6 +41,18 @@ async def test_a_tenant_is_made_read_and_found_by_name(plane):
     assert found == {"tenants": [made], "after": None}
 
 
+async def test_how_long_answers_may_be_under_overload_is_the_tenant_s_to_say(plane):
+    made = await plane.made("/tenants", {"name": a_name()})
+    assert made["overload_output_tokens"] == 0
+    changes = {"overload_output_tokens": 64}
+    changed = (await plane.admin("PATCH", f"/tenants/{made['id']}", changes)).json()
+    assert changed["overload_output_tokens"] == 64
+    assert (await plane.admin("GET", f"/tenants/{made['id']}")).json() == changed
+    bad = {"overload_output_tokens": -1}
+    answer = await plane.admin("PATCH", f"/tenants/{made['id']}", bad)
+    assert_refused(answer, 422, "unprocessable", "overload_output_tokens")
+
+
 async def test_a_taken_name_is_refused_with_the_id_that_has_it(plane):
     name = a_name()
     made = await plane.made("/tenants", {"name": name})
