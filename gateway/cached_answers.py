@@ -8,6 +8,7 @@ import msgspec
 from core.protocol import Generate
 from gateway.answer_cache import Asked, name_of
 from gateway.conversation import Conversation
+from gateway.metrics import Metrics
 from gateway.replay import KeptAnswer, read_answer
 from store.answer_cache import AnswerPolicy, AnswerSlots, policies
 from store.postgres import Postgres
@@ -27,10 +28,17 @@ class CachedAnswers:
     """One for each gateway. `secret` keys the names."""
 
     def __init__(
-        self, postgres: Postgres, slots: AnswerSlots, *, secret: bytes, bytes_max: int
+        self,
+        postgres: Postgres,
+        slots: AnswerSlots,
+        metrics: Metrics,
+        *,
+        secret: bytes,
+        bytes_max: int,
     ) -> None:
         self._postgres = postgres
         self._slots = slots
+        self._metrics = metrics
         self._secret = secret
         self._policies: dict[str, AnswerPolicy] = {}
         self.bytes_max = bytes_max
@@ -57,10 +65,10 @@ class CachedAnswers:
 
     async def find(self, entry: Entry) -> KeptAnswer | None:
         """What was told before, if it is still there and may be read."""
-        if not entry.reads:
-            return None
-        found = await self._slots.find(entry.tenant_id, entry.name)
-        return None if found is None else read_answer(found)
+        found = await self._slots.find(entry.tenant_id, entry.name) if entry.reads else None
+        kept = None if found is None else read_answer(found)
+        self._metrics.answer_cache.labels("miss" if kept is None else "hit").inc()
+        return kept
 
     async def keep(self, entry: Entry, answer: bytes) -> None:
         """For the next that asks the same."""

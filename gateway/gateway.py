@@ -163,6 +163,7 @@ class Gateway:
         self._answers = CachedAnswers(
             self._postgres,
             self._answer_slots,
+            self.metrics,
             secret=_answers_key(settings),
             bytes_max=settings.answer_cache_bytes_max,
         )

@@ -28,6 +28,18 @@ class Metrics:
             ["endpoint", "status"],
             registry=self.registry,
         )
+        self.replays = Counter(
+            "headworks_gateway_replays",
+            "Answers told again under an idempotency key.",
+            ["endpoint"],
+            registry=self.registry,
+        )
+        self.answer_cache = Counter(
+            "headworks_gateway_answer_cache",
+            "Requests that asked for an answer from memory: hit or miss.",
+            ["outcome"],
+            registry=self.registry,
+        )
         self.tokens = Counter(
             "headworks_gateway_tokens",
             "Tokens: prompt, cached, output, delivered.",

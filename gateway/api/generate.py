@@ -123,6 +123,7 @@ class GenerateEndpoint(Endpoint):
             if not is_allowed(conversation.model, identity.tenant, identity.key):
                 raise RefusedError(not_found(conversation.model))
             respond.more_headers |= REPLAYED
+            self.edge.metrics.replays.labels(self.name).inc()
             call = msgspec.structs.replace(call, created_ms=told.created_ms)
             await self._replay(call, Replayed(told), receive, respond)
         else:

@@ -21,6 +21,7 @@ from core.tickets import Headroom
 from gateway.conversation import Broke, Done
 from gateway.fallback import cause_of
 from gateway.relay import judging
+from gateway.relay.cached_run import CachedRun
 from gateway.relay.call import Call
 from gateway.relay.channel import Channel
 from gateway.relay.course import Course
@@ -277,8 +278,8 @@ class Exchange:
         metrics.requests.labels(self._call.endpoint, outcome.cause).inc()
         metrics.request_s.observe(self.age_s)
         generation = self._generation
-        if generation is None:
-            return
+        if generation is None or isinstance(generation, CachedRun):
+            return  # what a repeat tells of was counted when it was produced
         usage = generation.usage
         metrics.tokens.labels("prompt").inc(usage.prompt_tokens)
         metrics.tokens.labels("cached").inc(usage.cached_tokens)

@@ -43,6 +43,15 @@ async def kept(world: World) -> None:
     await until(lambda: len(world.gateway._endings) == 0)
 
 
+def counted(world: World) -> dict[str, float]:
+    family = world.gateway.metrics.answer_cache.collect()[0]
+    return {
+        sample.labels["outcome"]: sample.value
+        for sample in family.samples
+        if sample.name.endswith("_total")
+    }
+
+
 def told(answer: httpx.Response) -> Any:
     return answer.json()["choices"]
 
@@ -63,6 +72,7 @@ async def test_a_repeat_is_answered_from_memory_for_nothing(world: World, caller
     assert streamed.headers["x-headworks-cache"] == "hit"
     check_openai_chat_stream(streamed.content, include_usage=False)
     assert len(world.worker.requests) == 1
+    assert counted(world) == {"hit": 2, "miss": 1}
     rows = await world.settled(caller, 3)
     assert [row.billed_micro for row in rows[1:]] == [0, 0]
     assert {row.cause for row in rows} == {EndCause.COMPLETE}
