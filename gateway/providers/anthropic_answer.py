@@ -14,7 +14,7 @@ from gateway.conversation import Delta, Finish, StreamEvent
 from gateway.providers.answer import UpstreamAnswer
 from gateway.providers.event_stream import ServerEvent
 from gateway.providers.faults import broken
-from gateway.providers.usage import AnthropicUsage, from_anthropic, later
+from gateway.providers.usage import UNTOLD, AnthropicUsage, from_anthropic, later, read_anthropic
 from gateway.providers.verdict import told_error
 
 FINISHES: dict[str, Finish] = {
@@ -47,7 +47,7 @@ class _Message(msgspec.Struct):
     content: list[_Block]
     stop_reason: str | None = None
     stop_sequence: str | None = None
-    usage: AnthropicUsage = msgspec.field(default_factory=AnthropicUsage)
+    usage: msgspec.Raw = UNTOLD
 
 
 class _Event(msgspec.Struct):
@@ -56,7 +56,7 @@ class _Event(msgspec.Struct):
     index: int = 0
     content_block: _Block | None = None
     delta: _Delta | None = None
-    usage: AnthropicUsage | None = None
+    usage: msgspec.Raw = UNTOLD
     error: Any = None
 
 
@@ -172,10 +172,9 @@ class AnthropicAnswer(UpstreamAnswer):
         if reason is not None:
             self._stop = (reason, sequence)
 
-    def _count(self, told: AnthropicUsage | None) -> None:
-        if told is not None:
-            self._told = later(self._told, told)
-            self.usage = from_anthropic(self._told)
+    def _count(self, told: msgspec.Raw) -> None:
+        self._told = later(self._told, read_anthropic(told))
+        self.usage = from_anthropic(self._told)
 
     def _expect(self, right: bool) -> None:  # noqa: FBT001 - reads as a sentence where it is called
         if not right:

@@ -15,7 +15,7 @@ from gateway.conversation import Delta, Finish, StreamEvent, TokenChance
 from gateway.providers.answer import Choice, UpstreamAnswer
 from gateway.providers.event_stream import ServerEvent
 from gateway.providers.faults import broken
-from gateway.providers.usage import OpenAIUsage, from_openai
+from gateway.providers.usage import UNTOLD, read_openai
 from gateway.providers.verdict import told_error
 
 DONE = "[DONE]"
@@ -71,7 +71,7 @@ class _Choice(msgspec.Struct):
 
 class _Body(msgspec.Struct):
     choices: list[_Choice] | None = None
-    usage: OpenAIUsage | None = None
+    usage: msgspec.Raw = UNTOLD
     error: Any = None
 
 
@@ -104,8 +104,7 @@ class OpenAIAnswer(UpstreamAnswer):
     def _body(self, body: _Body) -> list[StreamEvent]:
         if body.error:
             raise told_error({"error": body.error})
-        if body.usage is not None:
-            self.usage = from_openai(body.usage)
+        self.usage = read_openai(body.usage) or self.usage
         events = [event for each in body.choices or () for event in self._choice(each)]
         return self.told(events)
 

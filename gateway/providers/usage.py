@@ -8,9 +8,14 @@ Servers that speak a dialect do not all add up as its owner does: some leave rea
 told is never dropped for that: parts are cut to their wholes, so that the sum can be billed.
 """
 
+from typing import TypeVar
+
 import msgspec
 
 from core.protocol import Usage
+
+UNTOLD = msgspec.Raw(b"null")
+Told = TypeVar("Told", bound=msgspec.Struct)
 
 _MOST = 2**53 - 1
 
@@ -53,6 +58,17 @@ class AnthropicUsage(msgspec.Struct):
     cache_creation: _CacheCreation | None = None
     output_tokens: int | None = None
     output_tokens_details: _OutputDetails | None = None
+
+
+def read_openai(raw: msgspec.Raw) -> Usage | None:
+    """What it comes to; None where nothing is told, or nothing that we can read."""
+    told = _read(raw, OpenAIUsage)
+    return None if told is None else from_openai(told)
+
+
+def read_anthropic(raw: msgspec.Raw) -> AnthropicUsage:
+    """As far as it can be read: what cannot is as if it were not told."""
+    return _read(raw, AnthropicUsage) or AnthropicUsage()
 
 
 def from_openai(told: OpenAIUsage) -> Usage:
@@ -105,6 +121,14 @@ def later(before: AnthropicUsage, told: AnthropicUsage) -> AnthropicUsage:
         if (value := getattr(told, field)) is not None
     }
     return msgspec.structs.replace(before, **news)
+
+
+def _read(raw: msgspec.Raw, kind: type[Told]) -> Told | None:
+    try:
+        # Some write counts as 7.0 or "7": an answer is not broken for that.
+        return msgspec.json.decode(raw, type=kind | None, strict=False)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
 
 
 def _count(told: int | None) -> int:

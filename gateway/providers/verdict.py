@@ -54,7 +54,7 @@ def refused(
 ) -> FaultError:
     """Of an answer that is not 200. `now_s` is Unix time, for a retry-after that is a date."""
     told = _read(body)
-    detail = f"status {status}: {', '.join(sorted(told.words))} {told.message}".strip()
+    detail = f"status {status}: {', '.join(sorted(told.words))} {_shown(told.message)}".strip()
     if told.words & _UNPAID:
         return _ours(detail)
     if status in CAPACITY:
@@ -71,7 +71,7 @@ def refused(
 def told_error(event: Any) -> FaultError:
     """Of an error within an answer that began well."""
     told = _envelope(event)
-    detail = f"error event: {', '.join(sorted(told.words))} {told.message}".strip()
+    detail = f"error event: {', '.join(sorted(told.words))} {_shown(told.message)}".strip()
     if told.words & _BUSY:
         return busy(detail)
     if told.words & _LATE:

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import random
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -282,6 +283,31 @@ async def test_a_client_that_leaves_is_billed_and_the_row_says_by_whom(
     assert row.billed_micro > 0
     assert (await told(world, row.request_id)).endswith(":estimated")
     await world.dispatcher_is_empty()
+
+
+async def test_clients_that_leave_at_any_moment_leave_nothing_behind(
+    world: World, server: ProviderServer
+) -> None:
+    caller = await world.add_caller(limits=Limits(concurrency=8), hard_cap_micro=1_000_000)
+    await lead_to(world, server, "openai", cut_usage="drain", drain_ms=50)
+    dice = random.Random(5)
+
+    async def leave() -> None:
+        asking = asyncio.create_task(post(world, caller, model=HOUSE, stream=dice.random() < 0.5))
+        await asyncio.sleep(dice.uniform(0, 0.25))
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+
+    for _ in range(10):
+        await asyncio.gather(*(leave() for _ in range(4)))
+    await world.dispatcher_is_empty()
+    rows = await world.settled(caller, len(await world.usage(caller)))
+    for row in rows:
+        assert row.delivered_tokens <= row.metered_output_tokens <= 400
+        assert row.billed_micro <= row.reserved_micro
+    assert await world.balance(caller) == (sum(row.billed_micro for row in rows), 0)
+    assert text_of(CHAT, await post(world, caller, model=HOUSE)).startswith(SAID)
+    await until(lambda: not world.gateway._providers._guards["acme-openai"].running)
 
 
 async def test_limits_of_a_provider_send_the_rest_elsewhere(

@@ -172,6 +172,80 @@ def test_reasoning_told_beside_the_answer_or_in_the_total_alone_is_counted_once(
     )
 
 
+@pytest.mark.parametrize(
+    ("told", "usage"),
+    [
+        ("null", None),
+        ("[]", None),
+        ('{"prompt_tokens": "many"}', None),
+        ('{"prompt_tokens": 1e400}', None),
+        (
+            '{"prompt_tokens": 7.0, "completion_tokens": "3"}',
+            Usage(prompt_tokens=7, output_tokens=3),
+        ),
+    ],
+)
+def test_usage_that_cannot_be_read_is_not_told_and_breaks_no_answer(told, usage) -> None:
+    body = '{"choices":[{"delta":{"content":"x"},"finish_reason":"stop"}],"usage":%s}' % told  # noqa: UP031 - JSON is full of braces
+    answer, events = of(body)
+    assert answer.usage == usage
+    assert len(events) == 3
+    message = '{"content":[],"stop_reason":"end_turn","usage":%s}' % told.replace("prompt", "input")  # noqa: UP031 - see above
+    claude_answer = AnthropicAnswer(prompt_tokens=5)
+    claude_answer.whole(message.encode())
+    assert claude_answer.usage is not None
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 9) | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(
+        st.sampled_from(
+            ["choices", "delta", "message", "index", "content", "tool_calls", "function", "name",
+             "arguments", "finish_reason", "logprobs", "usage", "error", "type", "content_block",
+             "text", "input", "stop_reason", "id", "token", "logprob"]
+        ),
+        inner,
+        max_size=5,
+    ),
+    max_leaves=12,
+)  # fmt: skip
+KINDS = st.sampled_from(
+    [
+        *("message_start", "content_block_start", "content_block_delta", "content_block_stop"),
+        *("message_delta", "message_stop", "error", "ping"),
+    ]
+)
+
+
+@given(st.lists(JSON | st.dictionaries(st.just("type"), KINDS), max_size=6), st.booleans())
+def test_whatever_a_provider_sends_ends_in_events_or_in_a_fault(bodies, whole) -> None:
+    for answer in (
+        OpenAIAnswer(choices=2, prompt_tokens=5, wants_chances=True),
+        AnthropicAnswer(prompt_tokens=5),
+    ):
+        events: list[StreamEvent] = []
+        try:
+            for body in bodies:
+                text = json.dumps(body)
+                more = answer.whole(text.encode()) if whole else answer.take(ServerEvent("", text))
+                events += more
+            events += answer.finish()
+        except FaultError:
+            continue
+        assert not answer.open_choices
+        assert isinstance(events[0], Opened)
+
+
+@given(
+    st.integers(400, 599), st.binary(max_size=60) | JSON.map(lambda body: json.dumps(body).encode())
+)
+def test_whatever_a_provider_refuses_with_is_a_refusal_of_ours(status, body) -> None:
+    fault = refused(status, {}, body).fault
+    assert 400 <= fault.refusal.status <= 599
+    assert fault.refusal.message
+
+
 # Verdicts.
 
 
