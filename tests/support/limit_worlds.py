@@ -115,8 +115,8 @@ class TwinTenant:
             name: [
                 bucket.at_ms,
                 bucket.concurrency,
-                bucket.per_min,
-                [False if level is None else level for level in bucket.levels],
+                *bucket.per_min,
+                *(False if level is None else level for level in bucket.levels),
                 bucket.held,
             ]
             for name, bucket in pure.scopes.items()

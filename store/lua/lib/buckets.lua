@@ -3,9 +3,9 @@
 -- finish_tenant and cancel_tenant.
 --
 -- KEYS    1 scopes   hash: "now" -> ms of the last call; scope -> msgpack {at_ms, concurrency,
---                    per minute limits, levels, tickets held}; limits and levels are of
---                    requests, input and output tokens; a level is in units, false where there
---                    is no limit
+--                    three limits per minute, three levels, tickets held}; limits and levels
+--                    are of requests, input and output tokens; a level is in units, false
+--                    where there is no limit
 --         2 held     sorted set: ticket -> expiry (ms)
 --         3 tickets  hash: ticket -> msgpack {charged, output_from, output_total,
 --                    {scope, requests, input, output, scope, …}}
@@ -36,10 +36,9 @@ local function unpacked(packed)
     return {at_ms = now_ms, concurrency = 0, limits = {0, 0, 0}, levels = {false, false, false},
       held = 0}
   end
-  local scope = {}
-  scope.at_ms, scope.concurrency, scope.limits, scope.levels, scope.held = unpack(
-    cmsgpack.unpack(packed))
-  return scope
+  local at_ms, concurrency, l1, l2, l3, v1, v2, v3, held = unpack(cmsgpack.unpack(packed))
+  return {at_ms = at_ms, concurrency = concurrency, limits = {l1, l2, l3}, levels = {v1, v2, v3},
+    held = held}
 end
 
 -- Reads those of the scopes that are not open yet, refilled to now.
@@ -178,7 +177,8 @@ local function hold(names, charged)
   local held = {charged = charged, output_from = 0, output_total = 0, flat = {}}
   for _, name in ipairs(names) do
     opened[name].held = opened[name].held + 1
-    for _, part in ipairs({name, 0, 0, 0}) do held.flat[#held.flat + 1] = part end
+    local flat, place = held.flat, #held.flat + 1
+    flat[place], flat[place + 1], flat[place + 2], flat[place + 3] = name, 0, 0, 0
   end
   return held
 end
@@ -209,8 +209,10 @@ local function close_tenant()
     local idle_ms = full_wait_ms(scope) + (scope.held > 0 and LIMITS.lease_ms or 0)
     keep_ms = math.max(keep_ms, idle_ms)
     fields[#fields + 1] = name
+    local limits, levels = scope.limits, scope.levels
     fields[#fields + 1] = cmsgpack.pack({
-      scope.at_ms, scope.concurrency, scope.limits, scope.levels, scope.held,
+      scope.at_ms, scope.concurrency, limits[1], limits[2], limits[3], levels[1], levels[2],
+      levels[3], scope.held,
     })
     idle[#idle + 1] = integer(now_ms + idle_ms)
     idle[#idle + 1] = name
