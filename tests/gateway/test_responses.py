@@ -11,9 +11,12 @@ import openai
 import pytest
 
 from core.money import EndCause
+from core.safety.policy import Policy, Rule, Terms
+from core.safety.rulebook import Rulebook
+from store import safety
 from store.responses import delete_expired, put_policy
 from tests.support.gateway_requests import error_of
-from tests.support.gateway_world import MODEL, Caller, World, a_world, tiny_store
+from tests.support.gateway_world import MODEL, Caller, World, a_world, tiny_store, until_answered
 from tests.support.responses_grammar import check_responses_stream
 from tests.support.scripted_worker import answers, says, whole_text
 from text.rules import TextRules
@@ -418,3 +421,32 @@ async def test_what_is_large_is_kept_and_what_is_too_large_says_that_it_is_not(
         huge: Any = [{"role": "user", "content": "x" * 9_000_000}, *large[1:]]
         unkept = await client.responses.create(input=huge, **asked)
         assert unkept.model_extra == {"store": False}
+
+
+async def test_what_is_kept_of_a_screened_answer_is_what_was_told(
+    world: World, caller: Caller
+) -> None:
+    rule = Rule(
+        name="terms", stages=("output",), detector=Terms(terms=("swordfish",)), action="mask"
+    )
+    policy = Policy(rules=(rule,))
+    async with world.postgres.transaction() as conn:
+        await safety.put_policy(conn, "masked-responses", policy, Rulebook(policy).hold_chars)
+        assigned = safety.Assignment(policy="masked-responses", version=None, keep_text=False)
+        await safety.assign_policy(conn, caller.tenant_id, assigned)
+    world.worker.default = says("The word is sword", "fish, they say.")
+
+    async def is_masked() -> bool:
+        made = await send(world, caller, "POST", RESPONSES, model=MODEL, input="Word?")
+        return "swordfish" not in made.text
+
+    await until_answered(is_masked)
+    async with client_of(world, caller) as client:
+        async with client.responses.stream(model=MODEL, input="Word?") as stream:
+            told = (await stream.get_final_response()).output_text
+            name = (await stream.get_final_response()).id
+        assert "swordfish" not in told
+        assert "they say." in told
+        assert (await client.responses.retrieve(name)).output_text == told
+        await client.responses.create(model=MODEL, input="Again.", previous_response_id=name)
+    assert "swordfish" not in prompt_of(world)
