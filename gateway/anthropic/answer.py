@@ -85,9 +85,10 @@ def _text(text: str) -> list[dict[str, Any]]:
 
 
 def _input(arguments: str) -> object:
-    # What was cut off is no object; so its name, as in the API's guide to streaming of tools.
+    # What was cut off, or is a provider's mistake, is no object; so its name, as in the API's guide
+    # to streaming of tools.
     try:
-        msgspec.json.decode(arguments)
+        value = msgspec.json.decode(arguments)
     except (msgspec.MsgspecError, RecursionError):
-        return {"INVALID_JSON": arguments}
-    return msgspec.Raw(arguments.encode())
+        value = None
+    return msgspec.Raw(arguments.encode()) if type(value) is dict else {"INVALID_JSON": arguments}

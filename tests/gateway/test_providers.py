@@ -168,6 +168,9 @@ async def test_calls_of_tools_come_through_in_either_dialect(
     assert b'"stop_reason":"tool_use"' in answer.content
     assert server.bodies[-1]["tool_choice"]["function"]["name"] == "get_weather"
     assert "response_format" not in server.bodies[-1]
+    whole = await post(world, caller, MESSAGES, model=HOUSE, tools=[tool])
+    (block,) = whole.json()["content"]
+    assert block["input"] == {"INVALID_JSON": '"Paris"'}  # as recorded: no object
     function = {"name": "get_weather", "parameters": WEATHER}
     answer = await post(
         world,
