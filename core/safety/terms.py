@@ -101,8 +101,9 @@ class TermScanner(Scanner):
             self._chars += 1
         if final:
             self._settle_waiting(by_word=False)
-        self.decided = self._chars if final else self._first_open()
-        return self._decided_runs()
+        before = self.decided
+        self.decided = self._chars if final else self._first_open(before)
+        return self._decided_runs(before)
 
     def _take(self, char: str) -> None:
         book = self._book
@@ -147,17 +148,22 @@ class TermScanner(Scanner):
             self._hit(min(self._waiting), max(self._chars, self._origins[-1] + 1))
         self._waiting.clear()
 
-    def _first_open(self) -> int:
+    def _first_open(self, before: int) -> int:
+        """Never before what was decided: a text may go on after its end."""
         depth = self._book.open[self._node]
         first = self._origins[-depth] if depth else self._chars
-        return min([first, *self._waiting])
+        return max(before, min([first, *self._waiting]))
 
-    def _decided_runs(self) -> list[Run]:
-        """Those before `decided`; one that reaches over it is told in parts."""
+    def _decided_runs(self, before: int) -> list[Run]:
+        """Those from `before` to `decided`; one that reaches over it is told in parts."""
         told = [run for run in self._runs if run.start < self.decided]
         self._runs = [
             run._replace(start=max(run.start, self.decided))
             for run in self._runs
             if run.end > self.decided
         ]
-        return [run._replace(end=min(run.end, self.decided)) for run in told]
+        return [
+            Run(max(run.start, before), min(run.end, self.decided), run.rule)
+            for run in told
+            if run.end > before
+        ]

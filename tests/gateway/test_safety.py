@@ -20,7 +20,7 @@ from tests.support.gateway_requests import (
     post,
     text_of,
 )
-from tests.support.gateway_world import Caller, World, until_answered
+from tests.support.gateway_world import MODEL, Caller, World, until_answered
 from tests.support.scripted_worker import says
 
 pytestmark = [pytest.mark.services, pytest.mark.anyio]
@@ -262,3 +262,31 @@ async def test_a_client_that_leaves_while_text_is_held_gets_none_of_it(world):
             CHAT, json=a_body(CHAT, stream=True), headers=headers_of(caller, CHAT)
         )
     assert streamed_text(CHAT, response) == "swordf"
+
+
+@pytest.mark.parametrize("action", ["mask", "end"])
+async def test_responses_are_screened_streamed_or_whole_and_kept_as_they_were_told(world, action):
+    caller = await a_caller(world, a_rule(action=action))
+    expected = "The word is [removed], they say." if action == "mask" else "The word is "
+    headers = headers_of(caller)
+    async with httpx.AsyncClient(base_url=world.url, timeout=30) as client:
+        for stream in (True, False):
+            world.worker.script = [says(*SECRET)]
+            body = {"model": MODEL, "input": "Tell me.", "stream": stream}
+            response = await client.post("/v1/responses", json=body, headers=headers)
+            assert response.status_code == 200
+            assert "swordfish" not in response.text
+            assert "swordf" not in response.text
+            if stream:
+                events = [
+                    json.loads(line.removeprefix("data: "))
+                    for line in response.text.splitlines()
+                    if line.startswith("data: {")
+                ]
+                deltas_ = [e["delta"] for e in events if e["type"].endswith("text.delta")]
+                assert "".join(deltas_) == expected
+                answer = events[-1]["response"]
+            else:
+                answer = response.json()
+            assert answer["output"][0]["content"][0]["text"] == expected
+            assert answer["status"] == ("completed" if action == "mask" else "incomplete")

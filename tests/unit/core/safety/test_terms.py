@@ -79,6 +79,17 @@ def test_invisible_characters_hide_nothing_but_hold_nothing_for_ever():
     assert len(covered(alone, ["cat", "\u200b" * (SKIPPED_MAX + 1), "s"])) >= 3
 
 
+def test_a_text_may_go_on_after_its_end():
+    for whole_word in (False, True):
+        scanner = TermScanner(TermBook(["abcd"], whole_word=whole_word), 0)
+        assert scanner.feed("ab", final=True) == []
+        assert scanner.decided == 2
+        scanner.feed("c", final=False)
+        assert scanner.decided == 2
+        (run,) = scanner.feed("d.", final=False)
+        assert (run.start, run.end, scanner.decided) == (2, 4, 5)
+
+
 def test_a_long_text_is_not_kept():
     for whole_word in (False, True):
         scanner = TermScanner(TermBook(["ab" * 5], whole_word=whole_word), 0)
