@@ -12,7 +12,7 @@ import msgspec
 
 from core.dispatch import PoolRules
 from core.limits import LimitRules
-from store.keys import POOL_PARTS, TENANT_PARTS, pool_keys, tenant_keys
+from store.keys import POOL_LAYOUT, POOL_PARTS, TENANT_PARTS, pool_keys, tenant_keys
 from store.redis_client import RedisAwayError, RedisClient
 from store.scripts import Function, dispatch_functions
 
@@ -93,7 +93,7 @@ async def audit(redis_url: str, *, timeout_ms: int = 1_000) -> DispatchAudit:
 async def _audit(client: RedisClient) -> DispatchAudit:
     sweep = dispatch_functions(PoolRules(), LimitRules()).cancel_pool
     pools, problems = [], []
-    for pool in await _names(client, "p", POOL_PARTS[0]):
+    for pool in await _names(client, "p", f"{POOL_LAYOUT}:{POOL_PARTS[0]}"):
         await _sweep(client, sweep, pool)
         found, wrong = _examine(pool, await _read_pool(client, pool))
         pools.append(found)

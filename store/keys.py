@@ -4,6 +4,10 @@ A hash tag for each tenant and one for each pool, so that a script's keys share 
 pools can be spread over servers. What each key holds is told in the headers of `store/lua`.
 """
 
+# Of what the functions keep in a pool. Releases that disagree on it each have a pool of their own
+# while one replaces the other; replicas' reports keep their accounts honest meanwhile.
+POOL_LAYOUT = 2
+
 POOL_PARTS = (
     "state",
     "replicas",
@@ -44,7 +48,7 @@ def tenant_keys(tenant: str) -> tuple[bytes, ...]:
 
 def pool_keys(pool: str) -> tuple[bytes, ...]:
     """The keys of a pool's scripts, in `POOL_PARTS` order."""
-    return tuple(f"{{p:{pool}}}:{part}".encode() for part in POOL_PARTS)
+    return tuple(f"{{p:{pool}}}:{POOL_LAYOUT}:{part}".encode() for part in POOL_PARTS)
 
 
 def wake_channel(gateway: str) -> bytes:

@@ -234,9 +234,11 @@ async def test_a_ticket_that_the_dispatcher_lost_does_not_wait_for_ever(valkey_u
         waiting = asyncio.create_task(gateway.place(an_arm("t2", deadline_ms=deadline_ms)))
         await asyncio.sleep(0.1)
         with redis.Redis.from_url(valkey_url) as client:
-            client.hdel(f"{{p:{POOL}}}:tickets", "t2")
-            client.delete(f"{{p:{POOL}}}:fifo", f"{{p:{POOL}}}:standard", f"{{p:{POOL}}}:owned")
-            client.delete(f"{{p:{POOL}}}:state")
+            client.hdel(f"{{p:{POOL}}}:2:tickets", "t2")
+            client.delete(
+                f"{{p:{POOL}}}:2:fifo", f"{{p:{POOL}}}:2:standard", f"{{p:{POOL}}}:2:owned"
+            )
+            client.delete(f"{{p:{POOL}}}:2:state")
         for task in gateway._telling._loops:
             task.cancel()
         async with asyncio.timeout(2):
@@ -307,7 +309,7 @@ async def test_an_audit_finds_an_account_that_is_not_the_sum_of_its_tickets(valk
     async with dispatchers(valkey_url, 1) as (gateway,):
         await gateway.place(an_arm("t1"))
         with redis.Redis.from_url(valkey_url) as client:
-            client.hdel(f"{{p:{POOL}}}:tickets", "t1")
+            client.hdel(f"{{p:{POOL}}}:2:tickets", "t1")
         found = await audit(valkey_url)
         assert len(found.problems) == 2
         assert "r1 has open 1, its tickets sum to 0" in found.problems[0]
