@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from store.queries import load
 from tests.support.anthropic_grammar import check_anthropic_stream
 from tests.support.client import ask
 from tests.support.gateway_requests import CHAT, MESSAGES, PATHS, a_body, error_of, headers_of
-from tests.support.gateway_world import MODEL, Caller, World, a_world
+from tests.support.gateway_world import MODEL, Caller, World, a_world, until_answered
 from tests.support.ledger_commands import a_reserve
 from tests.support.openai_grammar import check_openai_chat_stream
 from tests.support.scripted_worker import answers, fails, hangs, says
@@ -301,3 +302,34 @@ async def test_a_client_that_leaves_a_replay_breaks_nothing(world: World, caller
         )
     assert found is not None
     assert found.answer
+
+
+async def test_whoever_races_and_leaves_each_key_costs_one_answer(two_gateways: World) -> None:
+    """Six keys, each asked four times at both gateways by clients that mostly leave."""
+    world, caller = two_gateways, await two_gateways.add_caller()
+    world.worker.default = answers(20, gap_s=0.01)
+
+    async def impatient(number: int, key: int) -> None:
+        async with httpx.AsyncClient(base_url=world.url_of(number % 2), timeout=30) as client:
+            said = headers_of(caller) | {"idempotency-key": f"k{key}"}
+            patience_s = 0.03 * (1 + (number * 7 + key * 3) % 11)
+            with suppress(httpx.TimeoutException):
+                body = a_body(CHAT, stream=number % 3 == 0)
+                await client.post(CHAT, json=body, headers=said, timeout=patience_s)
+
+    async def patient(key: int) -> None:
+        said = {"idempotency-key": f"k{key}"}
+
+        async def is_answered() -> bool:
+            return (await keyed(world, caller, headers=said)).status_code == 200
+
+        await until_answered(is_answered, within_s=40)
+
+    await asyncio.gather(*(impatient(n, key) for n in range(4) for key in range(6)))
+    await asyncio.gather(*(patient(key) for key in range(6)))
+    rows = await world.settled(caller, len(await world.usage(caller)))
+    one = max(row.billed_micro for row in rows)
+    costs = [row.billed_micro + row.adjusted_micro for row in rows]
+    assert sorted(cost for cost in costs if cost) == [one] * 6
+    assert await world.balance(caller) == (6 * one, 0)
+    await world.dispatcher_is_empty()
