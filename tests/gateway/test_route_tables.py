@@ -59,7 +59,7 @@ async def world(postgres_url: str, valkey_url: str, tmp_path: Path) -> AsyncIter
 
 
 async def add_deployment(world: World, name: str) -> ScriptedWorker:
-    """Of the same version, with one worker of its own."""
+    """Of the same version, with one worker of its own, that has answered."""
     async with world.postgres.transaction() as conn:
         await registry.create_deployment(
             conn, name=name, version=world.manifest.version, region="local"
@@ -68,6 +68,16 @@ async def add_deployment(world: World, name: str) -> ScriptedWorker:
     world.workers.append(worker)
     await worker.start()
     await world.register(worker, deployment=name)
+    await put(world, MODEL, targets=(Target(deployment=name),))
+    caller = await world.add_caller()
+
+    async def answers() -> bool:
+        return (await post(world, caller, max_tokens=1)).status_code == 200
+
+    # A pool that was empty in the test before is so until the dispatcher hears otherwise.
+    await until_answered(answers)
+    await put(world, MODEL, targets=(Target(deployment=DEPLOYMENT),))
+    worker.requests.clear()
     return worker
 
 
