@@ -144,8 +144,13 @@ class Automaton:
         """
         if next_kind is None:
             return state.bits & rules
-        full = self._placed(state.bits, state.kind, next_kind)
-        return self._leading(full & rules, full, state.kind, next_kind)
+        key = (-1 - next_kind, rules, False)  # no class of characters is so low
+        known = state.back.get(key)
+        if known is None:
+            full = self._placed(state.bits, state.kind, next_kind)
+            known = self._leading(full & rules, full, state.kind, next_kind)
+            state.back[key] = known
+        return known
 
     def back(self, state: Forward, number: int, bits: int, *, anew: bool) -> int:
         """What of `state`, and of patterns' beginnings, a character leads to some of `bits`.

@@ -16,7 +16,7 @@ from gateway.conversation import CacheBreak, Conversation, Turn
 from gateway.safety.sieve import Hit, Piece, Sieve
 from gateway.toolbox import Tool, Toolbox, ToolCall
 
-AT_ONCE_CHARS = 4_096
+AT_ONCE_CHARS = 1_024
 
 Tell = Callable[[Hit], None]
 

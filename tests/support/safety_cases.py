@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from core.safety.policy import PII, Pattern, Policy, Rule, Terms
+from core.safety.policy import PII, PII_KINDS, Pattern, Policy, Rule, Terms
 from core.safety.rulebook import Rulebook
 
 
@@ -31,7 +31,7 @@ def pattern(text: str, *, ignore_case: bool = False) -> Pattern:
 
 
 def pii(*kinds: Any) -> PII:
-    return PII(kinds=kinds)
+    return PII(kinds=kinds or PII_KINDS)
 
 
 # detector, a text, and what is left of it
