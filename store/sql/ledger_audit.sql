@@ -20,6 +20,7 @@ SELECT count(*)
 FROM (SELECT DISTINCT w.request_id, w.attempt FROM witnesses AS w
       JOIN usage AS u ON u.request_id = w.request_id AND u.month = w.month
       WHERE w.output_tokens > 0
+        AND w.replica_id NOT LIKE 'provider:%'  -- it keeps no journal for us
         AND NOT EXISTS (SELECT FROM witnesses AS j
                         WHERE j.request_id = w.request_id AND j.month = w.month
                           AND j.attempt = w.attempt

@@ -73,7 +73,9 @@ WITH seen AS MATERIALIZED (
                      max(w.recorded_at) FILTER (WHERE w.source <> 'journal') AS said_at,
                      max(w.output_tokens) AS output,
                      max(w.output_tokens) FILTER (WHERE w.source = 'journal' AND w.exact) AS exact,
-                     bool_or(w.source = 'journal' AND w.final) AS is_final,
+                     -- An outside provider keeps no journal for us (`core.providers`).
+                     bool_or(w.source = 'journal' AND w.final
+                             OR w.replica_id LIKE 'provider:%') AS is_final,
                      string_agg(format('%s of %s by its %s', w.attempt, w.replica_id, w.source),
                                 ', ') AS heard_of
               FROM witnesses AS w WHERE w.request_id = a.request_id AND w.month = a.month

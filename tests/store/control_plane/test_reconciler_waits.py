@@ -1,8 +1,11 @@
 """What may still come is waited for, and told of when it is overdue."""
 
+import msgspec
 import pytest
 
-from tests.support.ledger_commands import a_reserve, a_settle, a_witness
+from core.providers import provider_replica
+from store.ledger_audit import audit
+from tests.support.ledger_commands import a_reserve, a_settle, a_witness, an_attempt
 from tests.support.ledger_database import a_tenant
 
 pytestmark = [pytest.mark.services, pytest.mark.anyio]
@@ -34,6 +37,18 @@ async def test_an_ended_request_that_no_journal_confirms(overdue):
     await overdue.rounds()
     assert await overdue.differences() == [("unconfirmed", "req_1", "gone")]
     assert overdue.told() == {"unconfirmed": 1}
+
+
+async def test_an_outside_provider_keeps_no_journal_and_none_is_missed(overdue):
+    tenant = await a_tenant(overdue.pg)
+    replica = provider_replica("acme", "told")
+    attempt = msgspec.structs.replace(an_attempt(), replica_id=replica)
+    await overdue.ledger.reserve(a_reserve("req_1", tenant_id=tenant))
+    await overdue.ledger.settle(a_settle("req_1", tenant_id=tenant, attempts=(attempt,)))
+    await overdue.rounds(3)
+    assert await overdue.differences() == []
+    async with overdue.pg.connection() as conn:
+        assert (await audit(conn)).unconfirmed_attempts == 0
 
 
 async def test_a_journal_is_given_time(case):
