@@ -151,7 +151,7 @@ class Providers:
         self._unix_s = unix_s
         self._known: dict[str, ProviderView] = {}
         self._guards: dict[str, Guard] = {}
-        self._keys: dict[str, str | None] = {}
+        self._keys: dict[str, tuple[int, str]] = {}  # opened, of a provider's version
 
     @property
     def dead_keys(self) -> tuple[str, ...]:
@@ -162,14 +162,11 @@ class Providers:
     def guard(self, provider: ProviderView) -> Guard:
         """Its guard, which forgets what it saw when the provider is changed."""
         known = self._known.get(provider.name)
-        guard = self._guards.get(provider.name)
-        if guard is None:
-            guard = self._guards[provider.name] = Guard(provider.settings)
-        elif known is None or known.version != provider.version:
-            guard.renew(provider.settings)
-        if known is None or known.version != provider.version:
-            self._known[provider.name] = provider
-            self._keys.pop(provider.name, None)
+        if known is not None and known.version >= provider.version:
+            return self._guards[provider.name]  # as it is by now: a job may be older
+        self._known[provider.name] = provider
+        guard = self._guards.setdefault(provider.name, Guard(provider.settings))
+        guard.renew(provider.settings)
         return guard
 
     def forget(self, kept: Iterable[str]) -> None:
@@ -203,10 +200,11 @@ class Providers:
         await self._client.aclose()
 
     def _key(self, provider: ProviderView) -> str | None:
-        if provider.name in self._keys:
-            return self._keys[provider.name]
         if provider.key is None:
             return None
+        version, key = self._keys.get(provider.name, (-1, ""))
+        if version == provider.version:
+            return key  # never one that was meant for another address
         context = key_context(provider.name, provider.dialect, provider.base_url)
         try:
             key = self._ring.open(provider.key, context=context)
@@ -216,7 +214,7 @@ class Providers:
             detail = f"its key cannot be opened: {error}"
             dead = Fault(kind="error", refusal=AWAY, detail=detail, ours=True, key_dead=True)
             raise FaultError(dead) from error
-        self._keys[provider.name] = key
+        self._keys[provider.name] = (provider.version, key)
         return key
 
     def _is_dead(self, name: str) -> bool:

@@ -10,6 +10,7 @@ import pytest
 from core.errors import Code
 from core.money import EndCause
 from core.protocol import Usage
+from core.providers import key_context
 from gateway.conversation import ChoiceEnd, Delta, Opened
 from gateway.relay.provider_generation import ProviderGeneration
 from tests.support.provider_world import (
@@ -295,6 +296,22 @@ async def test_a_key_sealed_for_another_address_is_never_sent() -> None:
     assert not world.requests
     assert got.generation.fault is not None
     assert got.generation.fault.ours
+
+
+async def test_a_job_of_before_a_change_keeps_its_address_and_its_key() -> None:
+    world = ProviderWorld(says(WHOLE))
+    old = a_provider()
+    url = "https://elsewhere.test/v1"
+    other = RING.seal("sk-other", context=key_context("acme", "openai", url), nonce=b"1" * 12)
+    new = msgspec.structs.replace(old, base_url=url, key=other, version=2)
+    for provider in (old, new, old):
+        await run(world.generation(asked(SAY), provider))
+    assert [request.headers["authorization"] for request in world.requests] == [
+        f"Bearer {KEY}", "Bearer sk-other", f"Bearer {KEY}",
+    ]  # fmt: skip
+    assert [request.url.host for request in world.requests] == [
+        "api.acme.test", "elsewhere.test", "api.acme.test",
+    ]  # fmt: skip
 
 
 async def test_a_provider_without_a_key_is_sent_none() -> None:
