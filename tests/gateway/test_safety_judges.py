@@ -1,5 +1,7 @@
 """Judges on a real gateway: served models, asked as requests of the tenant's own."""
 
+import asyncio
+
 import pytest
 
 from core.safety.policy import Judge
@@ -86,6 +88,19 @@ async def test_without_a_verdict_a_request_fares_as_its_policy_says(world, on_fa
     assert (await post(world, slow)).status_code == status
     gone = await a_caller(world, a_judge(stages=("input",), on_fault=on_fault, model="nobody"))
     assert (await post(world, gone)).status_code == status
+    await world.dispatcher_is_empty()
+
+
+async def test_a_judge_whose_asker_leaves_is_ended_and_settled(world):
+    caller = await a_caller(world, a_judge(stages=("input",)))
+    world.worker.arrived.clear()
+    world.worker.script = [answers(50, gap_s=0.2)]
+    asking = asyncio.create_task(post(world, caller))
+    await world.worker.arrived.wait()
+    asking.cancel()
+    (row,) = await world.settled(caller, 1)
+    assert (row.endpoint, row.cause) == ("safety_judge", "client_cancelled")
+    assert world.worker.aborts
     await world.dispatcher_is_empty()
 
 
