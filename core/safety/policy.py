@@ -93,9 +93,12 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Assigned(msgspec.Struct, frozen=True, kw_only=True):
-    """A version of a policy, as it holds for one tenant."""
+    """A version of a policy, as it holds for one tenant.
+
+    `policy` None cannot be read here: a newer release has written what we do not know.
+    """
 
     name: str
     version: int
-    policy: Policy
+    policy: Policy | None
     keep_text: bool = False  # hits are recorded with their text

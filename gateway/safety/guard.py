@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 
 from core.errors import Code, RefusedError, refuse
-from core.safety.policy import Assigned, Judge, Rule, Stage
+from core.safety.policy import Assigned, Judge, Policy, Rule, Stage
 from core.safety.rulebook import PolicyError, Rulebook
 from core.tenancy import Tenant
 from gateway.conversation import Conversation
@@ -48,7 +48,9 @@ class Guards:
         if assigned is None:
             return None
         try:
-            book = await asyncio.shield(self._book(assigned))
+            if assigned.policy is None:
+                raise PolicyError("rules", "it says what this release does not know")  # noqa: TRY301 - one way to tell both
+            book = await asyncio.shield(self._book(assigned, assigned.policy))
         except PolicyError as error:
             facts = {"policy": assigned.name, "version": assigned.version, "error": str(error)}
             _log.error("a safety policy cannot be made ready", extra={"facts": facts})
@@ -70,12 +72,12 @@ class Guards:
 
         return Guard(book, note, self._records.metrics)
 
-    def _book(self, assigned: Assigned) -> asyncio.Task[Rulebook]:
+    def _book(self, assigned: Assigned, policy: Policy) -> asyncio.Task[Rulebook]:
         key = (assigned.name, assigned.version)
         making = self._books.get(key)
         if making is None or (making.done() and making.exception() is not None):
             # In a thread: thousands of terms take a while.
-            making = asyncio.create_task(asyncio.to_thread(Rulebook, assigned.policy, classify))
+            making = asyncio.create_task(asyncio.to_thread(Rulebook, policy, classify))
             self._books[key] = making
             while len(self._books) > BOOKS_MAX:
                 self._books.popitem(last=False)

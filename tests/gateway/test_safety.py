@@ -224,6 +224,26 @@ async def test_hits_are_recorded_and_their_text_only_where_it_is_wanted(world, k
     assert by_rule["digits"].text == ("1234" if keep_text else None)
 
 
+async def test_a_policy_of_a_newer_release_closes_its_tenant_and_nobody_else(world):
+    caller, other = await a_caller(world, a_rule()), await world.add_caller()
+    name = f"newer-{caller.tenant_id[-8:].lower()}"
+    async with world.postgres.transaction() as conn:
+        await safety.put_policy(conn, name, Policy(rules=(a_rule(),)), 8)
+        rules = '[{"name": "x", "stages": ["input"], "detector": {"type": "oracle"}}]'
+        await conn.execute(
+            "UPDATE safety_policies SET rules = CAST(%s AS jsonb) WHERE name = %s", (rules, name)
+        )
+        assigned = safety.Assignment(policy=name, version=None, keep_text=False)
+        await safety.assign_policy(conn, caller.tenant_id, assigned)
+
+    async def is_closed() -> bool:
+        return (await post(world, caller)).status_code == 503
+
+    await until_answered(is_closed)
+    assert (await post(world, other)).status_code == 200
+    assert world.gateway.auth.confirmed_ago_s < 5
+
+
 async def test_logprobs_of_text_that_may_be_masked_are_refused_by_name(world):
     caller = await a_caller(world, a_rule())
     response = await post(world, caller, logprobs=True)
