@@ -117,7 +117,7 @@ UNSOUND = [
     ({"key": ""}, "key"),
     ({"dialect": "gemini"}, "dialect"),
     ({"secret": "x"}, "secret"),
-    ({"settings": {"concurency": 3}}, "settings.concurency"),
+    ({"settings": {"parallel": 3}}, "settings.parallel"),
     ({"settings": {"failures": 0}}, "settings.failures"),
     ({"settings": {"cooldown_max_ms": 1}}, "settings.cooldown_max_ms"),
     ({"name": "a/b"}, "name"),

@@ -267,8 +267,8 @@ def _follow_up(desk: LedgerDesk, book: Book, about: Reserve, kind: str, details:
         book.expire(Expire(request_id=about.request_id, ended_ms=0))
         desk.run(sweep(desk.pg, about.request_id))
     else:
-        word = a_witness(about.request_id, usage=a_usage(10, 0, details[0]))
-        assert desk.run(desk.ledger.reconcile(word)) == book.reconcile(word)
+        heard = a_witness(about.request_id, usage=a_usage(10, 0, details[0]))
+        assert desk.run(desk.ledger.reconcile(heard)) == book.reconcile(heard)
 
 
 async def _keys(pg: Postgres, tenant_id: str) -> dict[str, Any]:

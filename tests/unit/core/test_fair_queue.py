@@ -11,9 +11,9 @@ from core.fair_queue import (
     COST_UNITS,
     FairQueue,
     QueueRules,
-    Ranking,
     cost,
 )
+from core.ranking import Ranking
 
 RULES = QueueRules()
 

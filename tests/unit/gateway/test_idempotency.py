@@ -103,7 +103,7 @@ def told(**changes: object) -> bytes | Refusal | None:
     state = {"fingerprint": fingerprint(), "answer": None, "is_open": False} | changes
     made = claim()
     assert made is not None
-    return told_of(made, **state)  # type: ignore[arg-type] # a table's values
+    return told_of(made, **state)
 
 
 def test_a_key_tells_its_answer_or_why_there_is_none() -> None:
