@@ -164,6 +164,10 @@ class Trial:
         )
 
     async def _settle(self, cause: EndCause, delivered_tokens: int) -> None:
+        if not isinstance(self._prepared.job, Job):
+            # By estimate as it came; a provider's own count, which comes last, may be lower.
+            counted = sum(total.usage.output_tokens for total in self._totals)
+            delivered_tokens = min(delivered_tokens, counted)
         await self._admission.hold.close(
             cause=cause,
             attempts=self._totals,
