@@ -21,7 +21,8 @@ class PlacementRules(msgspec.Struct, frozen=True, kw_only=True):
     """How replicas are judged. The weights are relative to each other."""
 
     replica_silent_ms: int = 5_000  # in no gateway's view for so long: gone
-    decline_pause_ms: int = 250  # before a replica that declined is tried again
+    decline_pause_ms: int = 50  # before a replica that declined is tried again, a step or two
+    decline_pause_max_ms: int = 1_000  # twice as long each time, while it declines again and again
     weight_prefix: int = 3
     weight_free: int = 2
     weight_load: int = 2
@@ -55,6 +56,7 @@ class Replica(msgspec.Struct, kw_only=True):
     sequences: int  # at once; 0 is unlimited
     seen_ms: int  # when a gateway last had it in view
     paused_until_ms: int = 0
+    pause_ms: int = 0  # the last one
     retired: list[str] = msgspec.field(default_factory=list)  # earlier boot ids
     placed: int = 0  # number of the last placement
     report_seq: int = -1

@@ -114,7 +114,11 @@ class Replicas:
 
     def pause(self, replica: Replica, now_ms: int) -> None:
         """Leave one that declined, or died, alone for a moment."""
-        replica.paused_until_ms = now_ms + self._rules.decline_pause_ms
+        rules = self._rules
+        is_again = now_ms - replica.paused_until_ms < rules.decline_pause_max_ms
+        longer_ms = min(rules.decline_pause_max_ms, 2 * replica.pause_ms)
+        replica.pause_ms = longer_ms if is_again else rules.decline_pause_ms
+        replica.paused_until_ms = now_ms + replica.pause_ms
 
     # Views.
 

@@ -1,7 +1,7 @@
 """A service under more load than it can take: who waits, who is sent away, what is still done.
 
 The real dispatcher, scheduler and gateway logic in virtual time. `SOAK_PRESSURE` is how many
-seconds of it each test runs, 6 by default.
+seconds of it each test runs, 5 by default.
 """
 
 import os
@@ -10,7 +10,7 @@ import pytest
 
 from simulator.pressure import Demand, Result, in_time, press
 
-SECONDS = int(os.environ.get("SOAK_PRESSURE", "6"))
+SECONDS = int(os.environ.get("SOAK_PRESSURE", "5"))
 LEARNING_MS = 2_500
 CAPACITY_PER_S = 60  # of one worker, in answers of 16 tokens
 
@@ -43,7 +43,7 @@ def test_at_twice_the_load_as_much_is_done_in_time_as_at_the_peak():
     def alone(load: float) -> list[Demand]:
         return [Demand(tenant="a", per_s=load * CAPACITY_PER_S, deadline_ms=2_000)]
 
-    peak = max(under(alone(load)).goodput_per_s for load in (0.8, 1.0))
+    peak = under(alone(1.0)).goodput_per_s
     pressed = under(alone(2.0))
     assert pressed.goodput_per_s >= 0.9 * peak
     assert lateness(pressed) <= 0.03
@@ -72,7 +72,7 @@ def test_with_several_classes_and_clients_that_leave_accepted_requests_are_still
 def test_a_flood_does_not_delay_who_asks_once_a_second():
     small = Demand(tenant="B", per_s=1, is_regular=True, max_tokens=4)
     flood = Demand(tenant="A", per_s=30, max_tokens=64)
-    seconds = 2 * SECONDS
+    seconds = 4 * SECONDS
     solo = under([small], seconds=seconds).waits_ms("B")
     beside = under([small, flood], seconds=seconds).waits_ms("B")
     assert len(solo) == len(beside) == seconds

@@ -39,7 +39,11 @@ local function report(replica, load)
 end
 
 local function pause(replica)
-  replica.paused_until_ms = pool.now_ms + RULES.placement.decline_pause_ms
+  local rules = RULES.placement
+  local is_again = pool.now_ms - replica.paused_until_ms < rules.decline_pause_max_ms
+  local longer_ms = math.min(rules.decline_pause_max_ms, 2 * replica.pause_ms)
+  replica.pause_ms = is_again and longer_ms or rules.decline_pause_ms
+  replica.paused_until_ms = pool.now_ms + replica.pause_ms
   change_replica(replica)
 end
 
@@ -143,7 +147,7 @@ local function see(view)
   local replica = {
     replica = view.replica, boot_id = view.boot_id, url = view.url, number = pool.numbers,
     ready = view.ready, total = view.kv_blocks, sequences = view.sequences,
-    seen_ms = pool.now_ms, paused_until_ms = 0, retired = retired,
+    seen_ms = pool.now_ms, paused_until_ms = 0, pause_ms = 0, retired = retired,
     placed = known and known.placed or 0, report_seq = -1, reported = 0, reported_free = 0,
     open = 0, open_blocks = 0, lane_open = 0, lane_blocks = 0, unreported_blocks = 0,
   }

@@ -49,7 +49,8 @@ POOL_RULES = PoolRules(
     ),
     placement=PlacementRules(
         replica_silent_ms=2_500,
-        decline_pause_ms=300,
+        decline_pause_ms=150,
+        decline_pause_max_ms=500,
         looks_max=2,
         affinity_floor=1,
         affinity_percent=120,

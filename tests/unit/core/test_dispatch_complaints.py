@@ -150,6 +150,22 @@ def test_a_worker_that_declined_is_tried_again_within_a_second():
     assert [grant.ticket for grant in site.pool.grants_for("gw")] == ["t1"]
 
 
+def test_a_worker_that_declines_again_and_again_is_asked_less_and_less():
+    site = Site(1)
+    rules = site.pool.rules.placement
+    replica = site.pool.replicas["w0"]
+    pauses = []
+    for _ in range(8):
+        site.pool.fleet.pause(replica, site.now_ms)
+        pauses.append(replica.paused_until_ms - site.now_ms)
+        site.now_ms = replica.paused_until_ms
+    assert pauses[:4] == [rules.decline_pause_ms << turn for turn in range(4)]
+    assert pauses[-1] == rules.decline_pause_max_ms
+    site.now_ms += rules.decline_pause_max_ms
+    site.pool.fleet.pause(replica, site.now_ms)
+    assert replica.paused_until_ms - site.now_ms == rules.decline_pause_ms
+
+
 # dynamo P9688: busy limits decide only whether all are busy, and load goes on to the full ones.
 def test_when_three_of_four_are_full_all_goes_to_the_fourth():
     site = Site(4, sequences=7)
