@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
 from core.safety.policy import Assigned, Rule, Stage
+from gateway.auth import SourceAwayError
 from gateway.metrics import Metrics
 from gateway.safety.sieve import Hit
 from store.safety import NewHit
@@ -62,12 +63,17 @@ class Noted:
             action=self.rule.action,
             choice=self.choice,
             chars=self.hit.chars,
-            text=self.hit.text.replace("\x00", "\ufffd") if self.assigned.keep_text else None,
+            text=_storable(self.hit.text) if self.assigned.keep_text else None,
         )
 
 
+def _storable(text: str) -> str:
+    """As Postgres takes it: no NUL, and no half of a character from an escape."""
+    return text.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()
+
+
 class Records:
-    """One for each gateway. `write` raises when the database is away."""
+    """One for each gateway. `write` raises SourceAwayError when the database is away."""
 
     def __init__(self, metrics: Metrics, write: Write) -> None:
         self.metrics = metrics
@@ -87,7 +93,13 @@ class Records:
         """Write what waits; what could not be written waits on."""
         while self._waiting:
             batch = [self._waiting[at] for at in range(min(BATCH, len(self._waiting)))]
-            await self._write([noted.row() for noted in batch])
+            try:
+                await self._write([noted.row() for noted in batch])
+            except SourceAwayError:
+                raise
+            except Exception:  # noqa: BLE001 - one such row must not keep all that follow waiting
+                _log.exception("records of safety hits cannot be written")
+                self.metrics.safety_records_dropped.inc(len(batch))
             for _ in batch:
                 self._waiting.popleft()
 

@@ -3,6 +3,7 @@
 import pytest
 
 from core.safety.policy import Assigned, Policy
+from gateway.auth import SourceAwayError
 from gateway.metrics import Metrics
 from gateway.safety import records
 from gateway.safety.records import Noted, Records
@@ -12,10 +13,6 @@ from tests.support.safety_cases import a_rule
 pytestmark = pytest.mark.anyio
 
 
-class AwayError(Exception):
-    pass
-
-
 class Database:
     def __init__(self):
         self.rows = []
@@ -23,7 +20,9 @@ class Database:
 
     async def write(self, rows):
         if self.away:
-            raise AwayError
+            raise SourceAwayError
+        if any(row.text == "poison" for row in rows):
+            raise ValueError(rows)
         self.rows += rows
 
 
@@ -53,6 +52,18 @@ async def test_a_hit_is_written_as_it_is_by_then():
     (row,) = database.rows
     assert (row.text, row.chars, row.policy_version, row.choice) == ("sec\ufffdr", 5, 3, 1)
     assert a_note(keep_text=False).row().text is None
+    assert a_note("a\ud83d").row().text == "a?"
+
+
+async def test_a_row_that_cannot_be_written_keeps_no_others_from_it(monkeypatch):
+    monkeypatch.setattr(records, "BATCH", 1)
+    database, metrics = Database(), Metrics()
+    kept = Records(metrics, database.write)
+    for text in ("a", "poison", "b"):
+        kept.note(a_note(text))
+    await kept.flush()
+    assert [row.text for row in database.rows] == ["a", "b"]
+    assert lost(metrics) == 1
 
 
 async def test_what_cannot_be_written_waits_and_what_does_not_fit_is_counted(monkeypatch):
@@ -63,7 +74,7 @@ async def test_what_cannot_be_written_waits_and_what_does_not_fit_is_counted(mon
     database.away = True
     for _ in range(5):
         kept.note(a_note())
-    with pytest.raises(AwayError):
+    with pytest.raises(SourceAwayError):
         await kept.flush()
     assert lost(metrics) == 2
     database.away = False
