@@ -5,7 +5,7 @@ import pytest
 import redis
 
 from core.dispatch import PoolRules
-from core.tickets import Placed, Queued, Renew, ReplicaView
+from core.tickets import Dropped, Placed, Queued, Renew, ReplicaView
 from tests.support.dispatch_worlds import TwinPool, an_arm
 
 pytestmark = pytest.mark.services
@@ -55,7 +55,7 @@ def _encoded(message: object) -> bytes:
     return msgspec.msgpack.encode(message)
 
 
-def _arm(twins: TwinPool, ticket: str, **changes: object) -> Placed | Queued:
+def _arm(twins: TwinPool, ticket: str, **changes: object) -> Placed | Queued | Dropped:
     arm = an_arm(ticket, **changes)
     expected = twins.pure.arm(arm, START_MS)
     twins._run(twins.functions.arm, START_MS, twins.pool, arm.gateway, _encoded(arm))

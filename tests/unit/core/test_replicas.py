@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.placement import PlacementRules, candidates, fits, room, score
+from core.placement import PlacementRules, Replica, candidates, fits, room, score
 from core.protocol import Load
 from core.replicas import Replicas, Wanted
 from core.tickets import ReplicaView
@@ -127,12 +127,12 @@ def test_among_few_replicas_the_choice_is_the_best_of_all_that_fit(loads, blocks
     assert fleet.chosen(blocks) == (best.replica if best else None)
 
 
-class Counting(dict):
+class Counting(dict[str, Replica]):
     """Counts how often a replica is read."""
 
     reads = 0
 
-    def __getitem__(self, name: str):
+    def __getitem__(self, name: str) -> Replica:
         Counting.reads += 1
         return super().__getitem__(name)
 
