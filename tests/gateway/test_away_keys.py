@@ -156,9 +156,9 @@ async def test_a_poll_reads_every_change_however_many_there_are(door):
 
 async def test_a_row_is_as_old_as_the_question_that_it_answers(door):
     _, text = await door.a_key()
-    door.proxy.set(to_client=Passage(latency_s=0.1))
+    door.proxy.set(to_client=Passage(latency_s=0.04))  # for each of its three questions
     asking = asyncio.create_task(door.says(text))
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.02)
     door.now_s = 300.0  # read, and then long on its way
     assert await asking is None
     door.proxy.set(to_client=Passage(stalled=True))

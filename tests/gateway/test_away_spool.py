@@ -144,7 +144,8 @@ async def test_a_disk_without_room_is_told_and_what_comes_after_is_kept(spool, t
 
 async def test_a_disk_that_fills_up_in_the_middle_of_a_record_leaves_none_of_it(spool):
     size = len(framed(a_begin("good")))
-    places = range(1, 2 * size, size // 5)
+    both = sum(len(framed(a_begin(name))) for name in ("bad", "evil"))
+    places = range(1, both, size // 5)
     for more in places:
         await spool.append(a_begin("good"))
         segment = spool._path(spool._segment)
