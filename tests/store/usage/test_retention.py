@@ -73,8 +73,9 @@ async def a_refund(ledger, tenant, request_id):
 
 
 async def months(pg):
+    """The old one, if it is there: those that migrations make, all empty, get old in time too."""
     async with pg.connection() as conn:
-        return await old_months(conn, kept_months=1)
+        return [month for month in await old_months(conn, kept_months=1) if month == OLD]
 
 
 async def billed(pg, tenant):
