@@ -18,12 +18,12 @@ import statistics
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+import httpx
 
 from benchmarks.engine_load import quantile
 from benchmarks.gateway_stack import Child, Stack, gateway_stack, set_pace
@@ -87,19 +87,16 @@ def peer_of(spec: str, stack: Stack, core: int | None) -> Iterator[tuple[Target,
 def await_peer(target: Target, child: Child, log: Path) -> None:
     """Until it answers one request."""
     deadline = time.monotonic() + PEER_START_S
-    body = json.dumps(
-        {"model": target.model, "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
-    )
-    headers = {"authorization": f"Bearer {target.key}", "content-type": "application/json"}
-    asked = urllib.request.Request(  # noqa: S310 - a peer that the caller named
-        f"{target.url}/chat/completions", data=body.encode(), headers=headers
-    )
+    messages = [{"role": "user", "content": "x"}]
+    body = {"model": target.model, "messages": messages, "max_tokens": 1}
+    headers = {"authorization": f"Bearer {target.key}"}
     while True:
         if child.ended() or time.monotonic() > deadline:
             raise RuntimeError(log.read_text()[-2000:])
         try:
-            urllib.request.urlopen(asked, timeout=10).close()  # noqa: S310 - as above
-        except OSError:
+            url = f"{target.url}/chat/completions"
+            httpx.post(url, json=body, headers=headers, timeout=10).raise_for_status()
+        except httpx.HTTPError:
             time.sleep(0.5)
         else:
             return

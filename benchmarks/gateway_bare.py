@@ -16,7 +16,7 @@ from gateway.books import Books
 class NoBooks(Books):
     """Agrees to everything and writes nothing."""
 
-    async def reserve(self, asked: Reserve, *, hard_capped: bool) -> Reserved | LedgerRefused:  # noqa: ARG002 - as in Books
+    async def reserve(self, asked: Reserve, *, hard_capped: bool) -> Reserved | LedgerRefused:  # noqa: ARG002 - it overrides, and every caller names the argument
         """All of it."""
         return Reserved(reserved_micro=asked.amount_micro)
 

@@ -7,12 +7,12 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 
 from benchmarks.engine import STORE, pulled
@@ -53,19 +53,16 @@ class Child:
     def __init__(
         self, argv: list[str], *, env: dict[str, str], log: Path, core: int | None
     ) -> None:
-        def pin() -> None:
-            if core is not None:
-                os.sched_setaffinity(0, {core})
-
         with log.open("wb") as out:
-            self._process = subprocess.Popen(  # noqa: S603 - our own arguments
+            self._process = subprocess.Popen(  # noqa: S603 - a list that this module makes, and no shell
                 argv,
                 env={**os.environ, **env},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
-                preexec_fn=pin,  # noqa: PLW1509 - no threads run in us yet
             )
+        if core is not None:  # the threads that it will start inherit it
+            os.sched_setaffinity(self._process.pid, {core})
 
     @property
     def cpu_s(self) -> float:
@@ -136,9 +133,8 @@ def gateway_stack(*, core: int | None, bare: bool) -> Iterator[Stack]:
 
 def set_pace(mock_url: str, *, first_ms: float = 0.0, interval_ms: float = 0.0) -> None:
     """How fast the engine answers from now on."""
-    body = msgspec.json.encode({"first_ms": first_ms, "interval_ms": interval_ms})
-    asked = urllib.request.Request(f"{mock_url}/pace", data=body, method="POST")  # noqa: S310 - ours
-    urllib.request.urlopen(asked, timeout=5).close()  # noqa: S310 - ours
+    pace = {"first_ms": first_ms, "interval_ms": interval_ms}
+    httpx.post(f"{mock_url}/pace", json=pace).raise_for_status()
 
 
 def _child(stack: ExitStack, argv: list[str], **how: Any) -> Child:
@@ -240,16 +236,13 @@ async def _seed(database: str, mock_url: str) -> str:
 def _await_ready(target: Target, child: Child, log: Path) -> None:
     """Until it lists the model; a dispatcher with an empty memory then waits a second."""
     deadline = time.monotonic() + START_TIMEOUT_S
-    asked = urllib.request.Request(  # noqa: S310 - ours
-        f"{target.url}/models", headers={"authorization": f"Bearer {target.key}"}
-    )
+    headers = {"authorization": f"Bearer {target.key}"}
     while True:
         if child.ended() or time.monotonic() > deadline:
             raise RuntimeError(log.read_text())
         try:
-            with urllib.request.urlopen(asked, timeout=5) as answer:  # noqa: S310 - ours
-                if MODEL.encode() in answer.read():
-                    time.sleep(2.0)
-                    return
-        except OSError:
+            if MODEL in httpx.get(f"{target.url}/models", headers=headers).text:
+                time.sleep(2.0)
+                return
+        except httpx.TransportError:
             time.sleep(0.1)
