@@ -3,6 +3,7 @@
 The legacy `functions` are refused by name. Tools other than functions are not served.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -36,7 +37,7 @@ def read_toolbox(fields: Fields) -> Toolbox | None:
     tools = [_tool(tool) for tool in fields.objects("tools", count_max=TOOLS_MAX)]
     offered = distinct(tools, "tools")
     toolbox = Toolbox(tools=offered, callable=offered, parallel=parallel is not False)
-    return _with_choice(toolbox, fields.take("tool_choice"))
+    return with_choice(toolbox, fields.take("tool_choice"), _with_object)
 
 
 def read_calls(message: Fields) -> tuple[ToolCall, ...]:
@@ -78,7 +79,13 @@ def _name(function: Fields) -> str:
     return checked_name(function.at("name"), function.required_text("name"))
 
 
-def _with_choice(toolbox: Toolbox, choice: object) -> Toolbox:
+def with_choice(
+    toolbox: Toolbox, choice: object, with_object: Callable[[Toolbox, Fields], Toolbox]
+) -> Toolbox:
+    """`tool_choice` said in a word, which is the same in both interfaces, or `with_object`.
+
+    Raises RefusedError.
+    """
     path = "tool_choice"
     match choice:
         case None | "auto":
@@ -88,7 +95,7 @@ def _with_choice(toolbox: Toolbox, choice: object) -> Toolbox:
         case str():
             raise bad(path, "must be 'none', 'auto', 'required' or an object")
         case dict():
-            return _with_object(toolbox, Fields(choice, path, index=INDEX))
+            return with_object(toolbox, Fields(dict(choice), path, index=INDEX))
         case _:
             raise wrong_kind(path, "a string or an object", choice)
 

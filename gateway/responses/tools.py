@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 
 from core.errors import Code, refuse
-from gateway.fields import Fields, bad, missing, wrong_kind
-from gateway.openai.generation import INDEX, refuse_unknown
+from gateway.fields import Fields, missing
+from gateway.openai.generation import refuse_unknown
+from gateway.openai.tools import with_choice
 from gateway.toolbox import (
     TOOLS_MAX,
     Tool,
@@ -46,7 +47,11 @@ def read_toolbox(fields: Fields) -> tuple[Toolbox | None, object, Shown]:
     tools = [_tool(tool) for tool in fields.objects("tools", count_max=TOOLS_MAX)]
     offered = distinct(tools, "tools")
     toolbox = Toolbox(tools=offered, callable=offered, parallel=parallel is not False)
-    return _with_choice(toolbox, choice), choice or "auto", [_shown(tool) for tool in tools]
+    return (
+        with_choice(toolbox, choice, _with_object),
+        choice or "auto",
+        [_shown(tool) for tool in tools],
+    )
 
 
 def _tool(fields: Fields) -> Tool:
@@ -80,21 +85,6 @@ def _shown(tool: Tool) -> dict[str, Any]:
 
 def _name(fields: Fields) -> str:
     return checked_name(fields.at("name"), fields.required_text("name"))
-
-
-def _with_choice(toolbox: Toolbox, choice: object) -> Toolbox:
-    path = "tool_choice"
-    match choice:
-        case None | "auto":
-            return toolbox
-        case "none" | "required" as mode:
-            return msgspec.structs.replace(toolbox, mode=mode)
-        case str():
-            raise bad(path, "must be 'none', 'auto', 'required' or an object")
-        case dict():
-            return _with_object(toolbox, Fields(dict(choice), path, index=INDEX))
-        case _:
-            raise wrong_kind(path, "a string or an object", choice)
 
 
 def _with_object(toolbox: Toolbox, choice: Fields) -> Toolbox:
