@@ -65,7 +65,7 @@ def own_valkey() -> Iterator[str]:
         embedded = EmbeddedValkey(directory=Path(directory), port=free_port())
         embedded.prepare()
         spec = embedded.spec()
-        child = subprocess.Popen(spec.argv, env=spec.env, stdout=subprocess.DEVNULL)  # noqa: S603 - our own
+        child = subprocess.Popen(spec.argv, env=spec.env, stdout=subprocess.DEVNULL)  # noqa: S603 - our server's binary
         try:
             yield embedded.url
         finally:

@@ -66,11 +66,11 @@ def main() -> None:
     parser.add_argument("--dtype", required=True)
     options = parser.parse_args()
     # Here, because the benchmark reads this module to start it, and must not load torch beside it.
-    import torch  # noqa: PLC0415 - see above
-    import transformers  # noqa: PLC0415 - see above
+    import torch  # noqa: PLC0415 - the parent must not load it
+    import transformers  # noqa: PLC0415 - the parent must not load it
 
-    from tests.support.transformers_llama import transformers_llama  # noqa: PLC0415 - see above
-    from worker.weights import load_weights  # noqa: PLC0415 - see above
+    from tests.support.transformers_llama import transformers_llama  # noqa: PLC0415 - the parent must not load it
+    from worker.weights import load_weights  # noqa: PLC0415 - the parent must not load it
 
     model = transformers_llama(load_weights(options.model, getattr(torch, options.dtype)))
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}

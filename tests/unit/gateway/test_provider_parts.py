@@ -1,4 +1,4 @@
-"""The pure parts of asking providers: event streams, usage, verdicts, guards, odd answers."""
+"""What providers answer: usage, verdicts on refusals, odd answers."""
 
 import json
 from typing import Any
@@ -7,94 +7,17 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from core.errors import Code
 from core.protocol import Usage
-from core.providers import ProviderSettings, base_url_fault
 from gateway.conversation import CallDelta, CallStart, ChoiceEnd, Delta, Opened, StreamEvent
 from gateway.providers.answer import UpstreamAnswer
 from gateway.providers.anthropic_answer import AnthropicAnswer
-from gateway.providers.event_stream import EventParser, EventStreamError, ServerEvent
-from gateway.providers.faults import Fault, FaultError, away, broken, busy
-from gateway.providers.guard import KEY_RETRY_S, Guard
+from gateway.providers.event_stream import ServerEvent
+from gateway.providers.faults import Fault, FaultError
 from gateway.providers.openai_answer import OpenAIAnswer
 from gateway.providers.usage import AnthropicUsage, OpenAIUsage, from_anthropic, from_openai
 from gateway.providers.verdict import refused, retry_after_ms, told_error
-
-# Event streams.
-
-LINES = st.lists(
-    st.sampled_from(
-        [
-            "data: a",
-            "data:b",
-            "data",
-            "event: x",
-            "event",
-            ": ping",
-            "id: 1",
-            "retry: 5",
-            "",
-            "",
-            "é",
-        ]
-    ),
-    max_size=14,
-)
-
-
-def reference(lines: list[str]) -> list[ServerEvent]:
-    """The standard's algorithm, over whole lines."""
-    events: list[ServerEvent] = []
-    name, data = "", list[str]()
-    for line in lines:
-        if not line:
-            if data:
-                events.append(ServerEvent(name, "\n".join(data)))
-            name, data = "", []
-            continue
-        field, _, value = line.partition(":")
-        value = value.removeprefix(" ")
-        if field == "data":
-            data.append(value)
-        elif field == "event":
-            name = value
-    return events
-
-
-@given(LINES, st.lists(st.sampled_from(["\n", "\r\n", "\r"])), st.booleans(), st.data())
-def test_events_are_those_of_the_standard_in_whatever_pieces(lines, ends, mark, data) -> None:
-    text = ""
-    for number, line in enumerate(lines):
-        end = ends[number % len(ends)] if ends else "\n"
-        if text.endswith("\r") and not line and end == "\n":
-            end = "\r"  # a bare CR and an LF after it would be one end
-        text += line + end
-    raw = ("\ufeff" if mark else "").encode() + text.encode()
-    parser = EventParser()
-    events: list[ServerEvent] = []
-    while raw:
-        size = data.draw(st.integers(1, len(raw)))
-        events += parser.feed(raw[:size])
-        assert not list(parser.feed(b""))
-        raw = raw[size:]
-    assert events == reference(lines)
-
-
-def test_an_event_without_end_and_bytes_that_are_no_text_are_errors() -> None:
-    with pytest.raises(EventStreamError, match="over 100 bytes"):
-        list(EventParser(event_bytes_max=100).feed(b"data: " + b"x" * 200))
-    parser = EventParser(event_bytes_max=100)
-    with pytest.raises(EventStreamError):
-        list(parser.feed(b"data: x\n" * 50))
-    parser = EventParser(event_bytes_max=100)
-    for _ in range(500):  # comments are not held
-        list(parser.feed(b": ping\n"))
-    assert list(parser.feed(b"data: x\n\n")) == [ServerEvent("", "x")]
-    with pytest.raises(EventStreamError, match="UTF-8"):
-        list(EventParser().feed(b"data: \xff\n"))
-
 
 # Usage.
 
@@ -190,7 +113,7 @@ def test_usage_that_cannot_be_read_is_not_told_and_breaks_no_answer(told, usage)
     answer, events = of(body)
     assert answer.usage == usage
     assert len(events) == 3
-    message = '{"content":[],"stop_reason":"end_turn","usage":%s}' % told.replace("prompt", "input")  # noqa: UP031 - see above
+    message = '{"content":[],"stop_reason":"end_turn","usage":%s}' % told.replace("prompt", "input")  # noqa: UP031 - JSON is full of braces
     claude_answer = AnthropicAnswer(prompt_tokens=5)
     claude_answer.whole(message.encode())
     assert claude_answer.usage is not None
@@ -558,145 +481,3 @@ def test_what_cannot_be_paid_any_further_is_closed_with_length() -> None:
         ChoiceEnd(choice=0, finish="length"), ChoiceEnd(choice=1, finish="length"),
     ]  # fmt: skip
     assert len(events) == 2
-
-
-# Guards.
-
-
-def test_a_guard_waits_longer_each_time_and_forgets_when_it_gets_through() -> None:
-    guard = Guard(ProviderSettings(failures=2, cooldown_ms=1_000, cooldown_max_ms=3_000))
-    failure = away("x").fault
-
-    def fails(now_s: float) -> None:
-        assert guard.enter(now_s) is None
-        guard.leave(now_s, failure)
-
-    fails(0)
-    fails(0)
-    cooling = guard.enter(0.5)
-    assert cooling is not None
-    assert cooling.kind == "error"
-    assert cooling.refusal.retry_after_ms == 1_000
-    fails(1)  # the probe
-    assert guard.enter(2.9) is not None
-    assert guard.enter(3) is None
-    assert guard.enter(3) is not None  # one probe at a time
-    guard.leave(3, "unknown")
-    fails(3)
-    assert guard.enter(5.9) is not None  # 3 s at most, and not 4
-    assert guard.enter(6) is None
-    guard.leave(6, "answered")
-    fails(6)
-    assert guard.enter(6) is None  # one failure opens nothing again
-
-
-def test_a_provider_without_room_is_left_alone_as_long_as_it_asks() -> None:
-    guard = Guard(ProviderSettings(cooldown_ms=1_000))
-    for _ in range(2):
-        assert guard.enter(0) is None
-    guard.leave(0, busy("x", 30_000).fault)
-    guard.leave(1, busy("x", 40_000).fault)  # what was under way does not double it
-    cooling = guard.enter(40)
-    assert cooling is not None
-    assert cooling.kind == "capacity"
-    assert guard.enter(41) is None
-
-
-def test_a_minute_has_so_many_requests_and_they_come_back_steadily() -> None:
-    guard = Guard(ProviderSettings(requests_per_min=2))
-    assert guard.enter(0) is None
-    assert guard.enter(0) is None
-    refused_ = guard.enter(0)
-    assert refused_ is not None
-    assert refused_.refusal.retry_after_ms == 30_000
-    assert guard.enter(29.9) is not None
-    assert guard.enter(30.1) is None
-    guard.renew(ProviderSettings(requests_per_min=5))
-    assert guard.enter(30.1) is None
-
-
-def test_a_dead_key_is_tried_again_after_a_while_or_a_change() -> None:
-    guard = Guard(ProviderSettings())
-    assert guard.enter(0) is None
-    guard.leave(0, refused(401, {}, b"").fault)
-    assert [guard.key_dead] == [True]
-    assert guard.enter(KEY_RETRY_S - 1) is not None
-    assert guard.enter(KEY_RETRY_S) is None
-    guard.leave(KEY_RETRY_S, "answered")
-    assert [guard.key_dead] == [False]
-    guard.renew(ProviderSettings())
-    assert guard.enter(0) is None
-
-
-class GuardMachine(RuleBasedStateMachine):
-    """Whatever happens: never more under way than allowed, and never stuck for ever."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now_s = 0.0
-        self.running = 0
-        self.settings = ProviderSettings(
-            concurrency=3, requests_per_min=30, failures=2, cooldown_ms=500, cooldown_max_ms=4_000
-        )
-        self.guard = Guard(self.settings)
-
-    @rule(seconds=st.floats(0, 30))
-    def time_passes(self, seconds: float) -> None:
-        self.now_s += seconds
-
-    @rule()
-    def ask(self) -> None:
-        fault = self.guard.enter(self.now_s)
-        self.running += fault is None
-        assert fault is None or fault.refusal.status == 503
-
-    @precondition(lambda self: self.running)
-    @rule(end=st.sampled_from(["answered", "unknown", away("x").fault, broken("x").fault,
-        busy("x", 9_000).fault, refused(403, {}, b"").fault]))  # fmt: skip
-    def ends(self, end: Any) -> None:
-        self.guard.leave(self.now_s, end)
-        self.running -= 1
-
-    @rule()
-    def is_changed(self) -> None:
-        self.guard.renew(self.settings)
-
-    @invariant()
-    def holds(self) -> None:
-        assert self.guard.running == self.running <= 3
-
-    def teardown(self) -> None:
-        while self.running:
-            self.ends("unknown")
-        self.now_s += 300  # past every cooldown
-        assert self.guard.enter(self.now_s) is None
-
-
-TestGuard = GuardMachine.TestCase
-
-
-# Addresses.
-
-
-@pytest.mark.parametrize(
-    ("url", "allow_http", "sound"),
-    [
-        ("https://api.acme.test/v1/", False, True),
-        ("https://[::1]:8443", False, True),
-        ("http://127.0.0.1:1/v1", True, True),
-        ("http://127.0.0.1:1/v1", False, False),
-        ("ftp://a", True, False),
-        ("https://", False, False),
-        ("https://a@b", False, False),
-        ("https://a:99999", False, False),
-        ("https://a:0", False, False),
-        ("https://a/?q", False, False),
-        ("https://a/#f", False, False),
-        ("https://é", False, False),
-        ("https://a b", False, False),
-        ("https://[::1", False, False),
-        ("https://" + "a" * 600, False, False),
-    ],
-)
-def test_an_address_is_sound_or_said_why_not(url, allow_http, sound) -> None:
-    assert (base_url_fault(url, allow_http=allow_http) is None) == sound
