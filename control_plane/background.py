@@ -28,12 +28,16 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 def pause_ms(every_ms: int, *, failures: int, max_ms: int) -> int:
     """How long to wait after a round: doubled for each failure in a row, up to `max_ms`.
 
+    A job that runs each hour is tried again after `max_ms`, not after an hour.
+
     >>> [pause_ms(1000, failures=n, max_ms=5000) for n in (0, 1, 2, 3)]
     [1000, 2000, 4000, 5000]
+    >>> [pause_ms(3_600_000, failures=n, max_ms=5000) for n in (0, 1)]
+    [3600000, 5000]
     """
     if failures == 0:
         return every_ms
-    return max(every_ms, min(every_ms << min(failures, 30), max_ms))
+    return min(every_ms << min(failures, 30), max_ms)
 
 
 class Background:
@@ -74,6 +78,8 @@ class Background:
             async with asyncio.timeout(self._timeout_ms / 1000):
                 await job.run()
         except Exception:  # noqa: BLE001 - whatever it was, the next round may do better
+            if self._closing:  # its connections go before it when a cancellation was lost
+                return False
             facts = {"job": job.name, "failures": failures + 1}
             _log.exception("background job failed", extra={"facts": facts})
             self._metrics.job_runs.labels(job.name, "failed").inc()

@@ -10,15 +10,20 @@ way, and hold them for as long as it takes to drop two tables and look once. DET
 CONCURRENTLY would not do: Postgres refuses it where there is a default partition.
 """
 
+import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
+from datetime import date
 from typing import Any
 
 import msgspec
 
-from store.postgres import Connection, Postgres
+from store.postgres import Connection, Postgres, StoreAwayError
 from store.queries import load
 
 MONTHS_AHEAD = 3
+# Between tries for tables that are always in somebody's use for moments.
+PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8)
 
 _sql = load("retention")
 
@@ -34,16 +39,26 @@ class Retired(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
 
 
-async def make_partitions(pg: Postgres, *, months_ahead: int = MONTHS_AHEAD) -> int:
-    """For this month and those ahead, where there are none; returns how many were made.
+async def make_partitions(
+    pg: Postgres, *, first: date | None = None, months_ahead: int = MONTHS_AHEAD
+) -> int:
+    """For the month of `first` (this one) and those after it; returns how many were made.
 
     Raises:
-        StoreAwayError: Also when somebody held the tables for long. Repeat it.
+        StoreAwayError: Also when somebody held the tables each time. Repeat it later.
     """
+    bounds = {"first": first, "months": 1 + months_ahead}
+    for pause_s in PAUSES_S:
+        with suppress(StoreAwayError):
+            return await _make_partitions(pg, bounds)
+        await asyncio.sleep(pause_s)
+    return await _make_partitions(pg, bounds)
+
+
+async def _make_partitions(pg: Postgres, bounds: dict[str, Any]) -> int:
     async with pg.transaction() as conn:
         await conn.execute(_sql["give_way"])
-        cursor = await conn.execute(_sql["make_partitions"], {"months": 1 + months_ahead})
-        row = await cursor.fetchone()
+        row = await (await conn.execute(_sql["make_partitions"], bounds)).fetchone()
         assert row is not None, "a function has an answer"
         return int(row[0])
 

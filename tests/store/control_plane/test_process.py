@@ -70,7 +70,8 @@ def test_it_starts_serves_logs_json_and_ends_when_told(postgres_url, valkey_url)
     assert out == ""
     lines = [json.loads(line) for line in err.splitlines()]
     assert {line["process"] for line in lines} == {"control-plane"}
-    assert not [line for line in lines if line["level"] in ("warning", "error")]
+    worse = [line for line in lines if line["level"] in ("warning", "error")]
+    assert not worse, json.dumps(worse, indent=1)
     assert ADMIN_TOKEN not in err
     assert SECRET not in err
 

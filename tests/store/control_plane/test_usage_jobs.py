@@ -3,9 +3,11 @@
 import asyncio
 import secrets
 import time
+from datetime import UTC, datetime
 
 import pytest
 
+from store.retention import make_partitions
 from store.usage import usage_of
 from tests.support.control_plane import running, the_settings
 from tests.support.ledger_commands import a_reserve, a_settle
@@ -62,10 +64,8 @@ async def test_an_old_month_goes_when_it_is_summed_and_a_month_that_may_not_go_s
     tenant = await a_tenant(plane.services.postgres)
     now_ms = time.time_ns() // 1_000_000
     old_ms, kept_ms = now_ms - 150 * DAY_MS, now_ms - 31 * DAY_MS
-    async with plane.services.postgres.transaction() as conn:
-        await conn.execute(
-            "SELECT ledger_make_partitions(to_timestamp(%s)::date, 1)", (old_ms / 1000,)
-        )
+    first = datetime.fromtimestamp(old_ms / 1000, UTC).date()
+    await make_partitions(plane.services.postgres, first=first, months_ahead=0)
     old = await a_request(plane, tenant, old_ms)
     kept = await a_request(plane, tenant, kept_ms)
     await requests_in_totals(plane, 2)

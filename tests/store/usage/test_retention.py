@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 
 import pytest
 
@@ -103,6 +103,19 @@ async def test_partitions_are_made_for_three_months_ahead(pg):
     assert await make_partitions(pg) == 8
     assert await make_partitions(pg) == 0
     assert await make_partitions(pg, months_ahead=4) == 2
+
+
+async def test_partitions_are_made_when_a_reader_lets_go_of_the_tables(pg):
+    async with pg.connection() as reader:
+        await reader.execute("BEGIN")
+        await reader.execute("SELECT count(*) FROM usage, witnesses")
+        making = asyncio.create_task(make_partitions(pg, first=date(2031, 1, 1), months_ahead=1))
+        await asyncio.sleep(0.25)  # it has given way at least once
+        assert not making.done()
+        # It may read on in what it has not touched yet: nobody waits for anybody in a ring.
+        await reader.execute("SELECT count(*) FROM entries")
+        await reader.execute("ROLLBACK")
+    assert await making == 4
 
 
 async def test_a_summed_month_goes_and_its_sums_stay(pg, ledger, tenant):

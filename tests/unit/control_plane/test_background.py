@@ -14,11 +14,16 @@ from control_plane.metrics import Metrics
 pytestmark = pytest.mark.anyio
 
 
-@given(every_ms=st.integers(1, 60_000), failures=st.integers(0, 100), max_ms=st.integers(1, 60_000))
+@given(every_ms=st.integers(1, 60_000), failures=st.integers(1, 100), max_ms=st.integers(1, 60_000))
 def test_pauses_grow_with_failures_and_have_a_bound(every_ms, failures, max_ms):
+    assert pause_ms(every_ms, failures=0, max_ms=max_ms) == every_ms
     pause = pause_ms(every_ms, failures=failures, max_ms=max_ms)
-    assert every_ms <= pause <= max(every_ms, max_ms)
+    assert min(every_ms, max_ms) <= pause <= max_ms
     assert pause <= pause_ms(every_ms, failures=failures + 1, max_ms=max_ms)
+
+
+def test_a_job_of_each_hour_that_failed_does_not_wait_for_the_next():
+    assert pause_ms(3_600_000, failures=1, max_ms=30_000) == 30_000
 
 
 def counted(metrics, job, outcome):
