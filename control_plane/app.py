@@ -154,7 +154,10 @@ def create_app(settings: ControlPlaneSettings) -> Litestar:
     return Litestar(
         [admin, workers, health.live, health.ready, health.exposition],
         lifespan=[lifespan],
-        dependencies={"services": Provide(_services, sync_to_thread=False)},
+        dependencies={
+            "services": Provide(_services, sync_to_thread=False),
+            "actor": Provide(auth.actor, sync_to_thread=False),
+        },
         exception_handlers=errors.HANDLERS,
         before_request=check_body,
         middleware=[_counting(metrics)],

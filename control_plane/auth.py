@@ -31,6 +31,11 @@ def admin_guard(token: str) -> Guard:
     return guard
 
 
+def actor() -> str:
+    """Whom the audit log names for a change made by this request."""
+    return ADMIN
+
+
 def fleet_guard(secret: bytes) -> Guard:
     """Lets in a live internal token for this audience; refuses everything else with 401."""
 

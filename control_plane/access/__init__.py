@@ -1,0 +1,1 @@
+"""Who an operator is and what they may do."""

@@ -1,0 +1,1 @@
+"""Who starts and stops the processes that serve: one contract, several places."""

@@ -1,0 +1,1 @@
+"""How many replicas a deployment should have: pure decisions, each with its reasons."""

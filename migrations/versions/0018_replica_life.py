@@ -1,0 +1,18 @@
+"""What a deployment wants of its replicas, and who starts them.
+
+Revision ID: 0018
+Revises: 0017
+"""
+
+revision = "0018"
+down_revision = "0017"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    pass
+
+
+def downgrade() -> None:
+    raise RuntimeError("migrations only go forward: restore a backup instead")
