@@ -16,6 +16,8 @@ from sqlalchemy.pool import NullPool
 from core.settings import read_settings
 from store import (
     schema_idempotency,
+    schema_launches,
+    schema_leader,
     schema_limits,
     schema_providers,
     schema_reconcile,
@@ -35,6 +37,8 @@ PARTITION = re.compile(r"(usage|witnesses)_(y\d{4}m\d{2}|other|hourly|daily)")
 
 for tables in (
     schema_idempotency,
+    schema_launches,
+    schema_leader,
     schema_limits,
     schema_providers,
     schema_reconcile,

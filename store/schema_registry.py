@@ -104,8 +104,13 @@ deployments = Table(
     Column("version", Text, ForeignKey("model_versions.version"), nullable=False),
     Column("region", Text, nullable=False),
     Column("desired_state", Text, nullable=False, server_default="running"),
+    Column("replicas_desired", Integer),
+    Column("launcher", Text, nullable=False, server_default="external"),
+    Column("spec", JSONB, nullable=False, server_default="{}"),
     Column("created_at", _TIME, nullable=False, server_default="now()"),
     CheckConstraint("desired_state IN ('running', 'draining')", name="desired_state"),
+    CheckConstraint("replicas_desired >= 0", name="replicas_desired"),
+    CheckConstraint("launcher IN ('external', 'local')", name="launcher"),
     Index(None, "version"),
 )
 
@@ -174,6 +179,12 @@ replicas = Table(
     Column("waiting", Integer, nullable=False, server_default="0"),
     Column("steps", BigInteger, nullable=False, server_default="0"),
     Column("registered_at", _TIME, nullable=False),
+    Column("started_at", _TIME),
+    Column("ready_at", _TIME),
+    Column("progress_at", _TIME, nullable=False, server_default="now()"),
+    Column("drain_reason", Text, nullable=False, server_default=""),
+    Column("drain_deadline_at", _TIME),
+    CheckConstraint("(drain_reason = '') = (drain_deadline_at IS NULL)", name="drain"),
     Index(None, "deployment"),
 )
 
