@@ -10,7 +10,6 @@ from litestar.params import FromPath, JSONBody, QueryParameter
 from control_plane.api.amounts import Amount
 from control_plane.api.paging import ROWS, Limit
 from control_plane.api.tenants import required, required_for_change
-from control_plane.auth import ADMIN
 from control_plane.services import Services
 from core import grants
 from core.accounts import Account, account_limits
@@ -65,7 +64,10 @@ async def read_account(services: NamedDependency[Services], tenant: FromPath[str
 
 @put("/tenants/{tenant:str}/account")
 async def put_account(
-    services: NamedDependency[Services], tenant: FromPath[str], data: JSONBody[PutAccount]
+    services: NamedDependency[Services],
+    actor: NamedDependency[str],
+    tenant: FromPath[str],
+    data: JSONBody[PutAccount],
 ) -> AccountBody:
     """In force at once. 409 where prepaid would begin with more used than was paid in."""
     async with services.postgres.transaction() as conn:
@@ -78,7 +80,7 @@ async def put_account(
         await accounts.set_prepaid(conn, tenant, prepaid=data.prepaid)
         await accounts.set_hard_cap(conn, tenant, data.hard_cap_micro)
         detail = msgspec.to_builtins(data)
-        await record(conn, actor=ADMIN, action="account.terms", subject=tenant, detail=detail)
+        await record(conn, actor=actor, action="account.terms", subject=tenant, detail=detail)
         body = await _body(conn, tenant)
     await services.announcer.tenant(tenant, version)
     return body

@@ -12,7 +12,6 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 
 from control_plane.api.amounts import PositiveAmount, SignedAmount
-from control_plane.auth import ADMIN
 from control_plane.services import Services
 from core.errors import Code, RefusedError, refuse
 from core.metering import Adjust, Adjusted, AdjustmentKind, LedgerRefused
@@ -63,41 +62,53 @@ class CreateReprice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 @post("/tenants/{tenant:str}/credits")
 async def create_credit(
-    services: NamedDependency[Services], tenant: FromPath[str], data: JSONBody[CreateCredit]
+    services: NamedDependency[Services],
+    actor: NamedDependency[str],
+    tenant: FromPath[str],
+    data: JSONBody[CreateCredit],
 ) -> Response[EntryRow]:
     """409 where a prepaid account would keep less than it has used."""
-    return await _adjust(services, _word(AdjustmentKind.CREDIT, tenant, data))
+    return await _adjust(services, _word(AdjustmentKind.CREDIT, tenant, data, actor=actor))
 
 
 @post("/tenants/{tenant:str}/refunds")
 async def create_refund(
-    services: NamedDependency[Services], tenant: FromPath[str], data: JSONBody[CreateRefund]
+    services: NamedDependency[Services],
+    actor: NamedDependency[str],
+    tenant: FromPath[str],
+    data: JSONBody[CreateRefund],
 ) -> Response[EntryRow]:
     """409 for more than the request costs, 404 for a request that is unknown or still open."""
-    return await _adjust(services, _word(AdjustmentKind.REFUND, tenant, data))
+    return await _adjust(services, _word(AdjustmentKind.REFUND, tenant, data, actor=actor))
 
 
 @post("/tenants/{tenant:str}/adjustments")
 async def create_adjustment(
-    services: NamedDependency[Services], tenant: FromPath[str], data: JSONBody[CreateAdjustment]
+    services: NamedDependency[Services],
+    actor: NamedDependency[str],
+    tenant: FromPath[str],
+    data: JSONBody[CreateAdjustment],
 ) -> Response[EntryRow]:
     """409 where it would take the account over a hard limit."""
-    return await _adjust(services, _word(AdjustmentKind.ADJUSTMENT, tenant, data))
+    return await _adjust(services, _word(AdjustmentKind.ADJUSTMENT, tenant, data, actor=actor))
 
 
 @post("/tenants/{tenant:str}/reprices")
 async def create_reprice(
-    services: NamedDependency[Services], tenant: FromPath[str], data: JSONBody[CreateReprice]
+    services: NamedDependency[Services],
+    actor: NamedDependency[str],
+    tenant: FromPath[str],
+    data: JSONBody[CreateReprice],
 ) -> Response[EntryRow]:
     """409 where the dearer bill would go over a hard limit; 404 as for a refund."""
-    return await _adjust(services, _word(AdjustmentKind.REPRICE, tenant, data))
+    return await _adjust(services, _word(AdjustmentKind.REPRICE, tenant, data, actor=actor))
 
 
-def _word(kind: AdjustmentKind, tenant: str, data: msgspec.Struct) -> Adjust:
+def _word(kind: AdjustmentKind, tenant: str, data: msgspec.Struct, *, actor: str) -> Adjust:
     fields = msgspec.structs.asdict(data)
     if fields.get("amount_micro") == 0:
         raise refuse(Code.UNPROCESSABLE, "0 changes nothing", param="amount_micro")
-    return Adjust(tenant_id=tenant, kind=kind, author=ADMIN, **fields)
+    return Adjust(tenant_id=tenant, kind=kind, author=actor, **fields)
 
 
 async def _adjust(services: Services, word: Adjust) -> Response[EntryRow]:

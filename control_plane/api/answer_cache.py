@@ -8,7 +8,6 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 
 from control_plane.api.tenants import required, required_for_change
-from control_plane.auth import ADMIN
 from control_plane.services import Services
 from store.answer_cache import AnswerPolicy, drop_policy, policy_of, put_policy
 from store.audit_log import record
@@ -40,7 +39,10 @@ async def read_answer_cache(
 
 @put("/tenants/{tenant:str}/answer-cache")
 async def put_answer_cache(
-    services: NamedDependency[Services], tenant: FromPath[str], data: JSONBody[PutAnswerCache]
+    services: NamedDependency[Services],
+    actor: NamedDependency[str],
+    tenant: FromPath[str],
+    data: JSONBody[PutAnswerCache],
 ) -> AnswerCacheBody:
     """In force within a second. A request must still ask for it."""
     policy = AnswerPolicy(ttl_s=data.ttl_s, charge=data.charge)
@@ -48,17 +50,17 @@ async def put_answer_cache(
         await required_for_change(conn, tenant)
         await put_policy(conn, tenant, policy)
         detail = msgspec.to_builtins(policy)
-        await record(conn, actor=ADMIN, action="answer_cache.put", subject=tenant, detail=detail)
+        await record(conn, actor=actor, action="answer_cache.put", subject=tenant, detail=detail)
     return AnswerCacheBody(tenant_id=tenant, policy=policy)
 
 
 @delete("/tenants/{tenant:str}/answer-cache", status_code=200)
 async def drop_answer_cache(
-    services: NamedDependency[Services], tenant: FromPath[str]
+    services: NamedDependency[Services], actor: NamedDependency[str], tenant: FromPath[str]
 ) -> AnswerCacheBody:
     """In force within a second."""
     async with services.postgres.transaction() as conn:
         await required_for_change(conn, tenant)
         if await drop_policy(conn, tenant):
-            await record(conn, actor=ADMIN, action="answer_cache.drop", subject=tenant, detail={})
+            await record(conn, actor=actor, action="answer_cache.drop", subject=tenant, detail={})
     return AnswerCacheBody(tenant_id=tenant, policy=None)

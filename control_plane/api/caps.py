@@ -11,7 +11,6 @@ from litestar.params import FromPath, JSONBody
 
 from control_plane.api.amounts import Amount
 from control_plane.api.tenants import required, required_for_change
-from control_plane.auth import ADMIN
 from control_plane.services import Services
 from core.caps import Period
 from core.errors import Code, refuse
@@ -45,6 +44,7 @@ async def list_caps(services: NamedDependency[Services], tenant: FromPath[str]) 
 @put("/tenants/{tenant:str}/caps/{period:str}")
 async def put_cap(
     services: NamedDependency[Services],
+    actor: NamedDependency[str],
     tenant: FromPath[str],
     period: FromPath[str],
     data: JSONBody[PutCap],
@@ -53,20 +53,23 @@ async def put_cap(
     async with services.postgres.transaction() as conn:
         await required_for_change(conn, tenant)
         version = await tenants.touch_tenant(conn, tenant)
-        cap = await _set(conn, tenant, "", _period(period), data)
+        cap = await _set(conn, tenant, "", _period(period), data, actor=actor)
     await services.announcer.tenant(tenant, version)
     return cap
 
 
 @delete("/tenants/{tenant:str}/caps/{period:str}", status_code=200)
 async def delete_cap(
-    services: NamedDependency[Services], tenant: FromPath[str], period: FromPath[str]
+    services: NamedDependency[Services],
+    actor: NamedDependency[str],
+    tenant: FromPath[str],
+    period: FromPath[str],
 ) -> CapList:
     """The caps that are left. 404 when there is no such cap."""
     async with services.postgres.transaction() as conn:
         await required_for_change(conn, tenant)
         version = await tenants.touch_tenant(conn, tenant)
-        left = await _remove(conn, tenant, "", _period(period))
+        left = await _remove(conn, tenant, "", _period(period), actor=actor)
     await services.announcer.tenant(tenant, version)
     return left
 
@@ -82,6 +85,7 @@ async def list_key_caps(services: NamedDependency[Services], key: FromPath[str])
 @put("/keys/{key:str}/caps/{period:str}")
 async def put_key_cap(
     services: NamedDependency[Services],
+    actor: NamedDependency[str],
     key: FromPath[str],
     period: FromPath[str],
     data: JSONBody[PutCap],
@@ -91,26 +95,31 @@ async def put_key_cap(
         tenant = await _tenant_of(conn, key)
         await required_for_change(conn, tenant)
         version = await tenants.touch_key(conn, key)
-        cap = await _set(conn, tenant, key, _period(period), data)
+        cap = await _set(conn, tenant, key, _period(period), data, actor=actor)
     await services.announcer.key(tenant, key, version)
     return cap
 
 
 @delete("/keys/{key:str}/caps/{period:str}", status_code=200)
 async def delete_key_cap(
-    services: NamedDependency[Services], key: FromPath[str], period: FromPath[str]
+    services: NamedDependency[Services],
+    actor: NamedDependency[str],
+    key: FromPath[str],
+    period: FromPath[str],
 ) -> CapList:
     """As an account's."""
     async with services.postgres.transaction() as conn:
         tenant = await _tenant_of(conn, key)
         await required_for_change(conn, tenant)
         version = await tenants.touch_key(conn, key)
-        left = await _remove(conn, tenant, key, _period(period))
+        left = await _remove(conn, tenant, key, _period(period), actor=actor)
     await services.announcer.key(tenant, key, version)
     return left
 
 
-async def _set(conn: Connection, tenant: str, key: str, period: Period, data: PutCap) -> CapState:
+async def _set(
+    conn: Connection, tenant: str, key: str, period: Period, data: PutCap, *, actor: str
+) -> CapState:
     soft, hard = data.soft_micro, data.hard_micro
     if soft is None and hard is None:
         message = "A cap is soft, hard or both; DELETE takes it away."
@@ -120,7 +129,7 @@ async def _set(conn: Connection, tenant: str, key: str, period: Period, data: Pu
         raise refuse(Code.UNPROCESSABLE, message, param="soft_micro")
     await accounts.set_cap(conn, tenant, key, period, soft_micro=soft, hard_micro=hard)
     detail = {"tenant": tenant, "period": period, "soft_micro": soft, "hard_micro": hard}
-    await record(conn, actor=ADMIN, action="cap.set", subject=key or tenant, detail=detail)
+    await record(conn, actor=actor, action="cap.set", subject=key or tenant, detail=detail)
     (cap,) = [
         cap
         for cap in await accounts.caps_of(conn, tenant)
@@ -129,11 +138,13 @@ async def _set(conn: Connection, tenant: str, key: str, period: Period, data: Pu
     return cap
 
 
-async def _remove(conn: Connection, tenant: str, key: str, period: Period) -> CapList:
+async def _remove(
+    conn: Connection, tenant: str, key: str, period: Period, *, actor: str
+) -> CapList:
     if not await accounts.remove_cap(conn, tenant, key, period):
         raise refuse(Code.NOT_FOUND, f"{key or tenant!r} has no cap for {period!r}")
     detail = {"tenant": tenant, "period": period}
-    await record(conn, actor=ADMIN, action="cap.remove", subject=key or tenant, detail=detail)
+    await record(conn, actor=actor, action="cap.remove", subject=key or tenant, detail=detail)
     caps = await accounts.caps_of(conn, tenant)
     return CapList(caps=[cap for cap in caps if cap.key_id == key])
 

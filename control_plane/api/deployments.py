@@ -7,7 +7,6 @@ from litestar.params import FromPath, JSONBody
 
 from control_plane.api.names import DeploymentName, RegionName
 from control_plane.api.paging import ROWS, After, Limit
-from control_plane.auth import ADMIN
 from control_plane.errors import ExistsError
 from control_plane.services import Services
 from core.errors import Code, refuse
@@ -40,7 +39,9 @@ class DeploymentList(msgspec.Struct, frozen=True, kw_only=True):
 
 @post("/deployments")
 async def create_deployment(
-    services: NamedDependency[Services], data: JSONBody[CreateDeployment]
+    services: NamedDependency[Services],
+    actor: NamedDependency[str],
+    data: JSONBody[CreateDeployment],
 ) -> Deployment:
     """404 for an unknown version, 409 for one that is not ready, or for a name that is taken."""
     async with services.postgres.transaction() as conn:
@@ -58,7 +59,7 @@ async def create_deployment(
             )
         detail = msgspec.to_builtins(data)
         await record(
-            conn, actor=ADMIN, action="deployment.create", subject=data.name, detail=detail
+            conn, actor=actor, action="deployment.create", subject=data.name, detail=detail
         )
         return await _found(conn, data.name)
 
@@ -82,14 +83,17 @@ async def read_deployment(services: NamedDependency[Services], name: FromPath[st
 
 @patch("/deployments/{name:str}")
 async def patch_deployment(
-    services: NamedDependency[Services], name: FromPath[str], data: JSONBody[PatchDeployment]
+    services: NamedDependency[Services],
+    actor: NamedDependency[str],
+    name: FromPath[str],
+    data: JSONBody[PatchDeployment],
 ) -> Deployment:
     """Gateways place nothing more on a draining deployment from their next view on."""
     async with services.postgres.transaction() as conn:
         await _found(conn, name)
         await registry.set_desired_state(conn, name, data.desired_state)
         detail = msgspec.to_builtins(data)
-        await record(conn, actor=ADMIN, action="deployment.state", subject=name, detail=detail)
+        await record(conn, actor=actor, action="deployment.state", subject=name, detail=detail)
         return await _found(conn, name)
 
 

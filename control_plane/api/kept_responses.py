@@ -6,7 +6,6 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 
 from control_plane.api.tenants import required, required_for_change
-from control_plane.auth import ADMIN
 from control_plane.services import Services
 from store.audit_log import record
 from store.responses import keeps, put_policy
@@ -38,12 +37,15 @@ async def read_kept_responses(
 
 @put("/tenants/{tenant:str}/responses")
 async def put_kept_responses(
-    services: NamedDependency[Services], tenant: FromPath[str], data: JSONBody[PutKeptResponses]
+    services: NamedDependency[Services],
+    actor: NamedDependency[str],
+    tenant: FromPath[str],
+    data: JSONBody[PutKeptResponses],
 ) -> KeptResponsesBody:
     """In force at once. Turned off, what was kept is deleted."""
     async with services.postgres.transaction() as conn:
         await required_for_change(conn, tenant)
         deleted = await put_policy(conn, tenant, keep=data.keep)
         detail = {"keep": data.keep, "deleted": deleted}
-        await record(conn, actor=ADMIN, action="responses.policy", subject=tenant, detail=detail)
+        await record(conn, actor=actor, action="responses.policy", subject=tenant, detail=detail)
     return KeptResponsesBody(tenant_id=tenant, keep=data.keep, deleted=deleted)

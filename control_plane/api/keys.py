@@ -10,7 +10,6 @@ from litestar.params import FromPath, JSONBody
 from control_plane.api.names import KeyName
 from control_plane.api.paging import ROWS, After, Limit
 from control_plane.api.tenants import required
-from control_plane.auth import ADMIN
 from control_plane.services import Services
 from core.errors import Code, refuse
 from core.ids import ENTROPY_BYTES, KeyId, key_id
@@ -45,7 +44,10 @@ class KeyList(msgspec.Struct, frozen=True, kw_only=True):
 
 @post("/tenants/{tenant:str}/keys")
 async def create_key(
-    services: NamedDependency[Services], tenant: FromPath[str], data: JSONBody[CreateKey]
+    services: NamedDependency[Services],
+    actor: NamedDependency[str],
+    tenant: FromPath[str],
+    data: JSONBody[CreateKey],
 ) -> CreatedKey:
     """404 for an unknown tenant. Works at once: nobody can have cached its absence."""
     text = mint_key(secrets.token_bytes(KEY_ENTROPY_BYTES))
@@ -58,7 +60,7 @@ async def create_key(
             conn, key_id=new, tenant_id=tenant, name=data.name, public=public, digest=digest
         )
         detail = {"tenant": tenant, "name": data.name, "public": public}
-        await record(conn, actor=ADMIN, action="key.create", subject=new, detail=detail)
+        await record(conn, actor=actor, action="key.create", subject=new, detail=detail)
     await services.announcer.key(tenant, new, version)
     return CreatedKey(
         id=new, tenant_id=tenant, name=data.name, public=public, key=text, version=version
@@ -80,13 +82,15 @@ async def list_keys(
 
 
 @delete("/keys/{key:str}", status_code=200)
-async def revoke_key(services: NamedDependency[Services], key: FromPath[str]) -> tenants.KeyRow:
+async def revoke_key(
+    services: NamedDependency[Services], actor: NamedDependency[str], key: FromPath[str]
+) -> tenants.KeyRow:
     """Dead everywhere within a second; revoking again changes nothing."""
     async with services.postgres.transaction() as conn:
         row = await tenants.revoke_key(conn, key)
         if row is None:
             raise refuse(Code.NOT_FOUND, f"there is no key {key!r}")
         detail = {"tenant": row.tenant_id, "public": row.public}
-        await record(conn, actor=ADMIN, action="key.revoke", subject=key, detail=detail)
+        await record(conn, actor=actor, action="key.revoke", subject=key, detail=detail)
     await services.announcer.key(row.tenant_id, row.id, row.version)
     return row

@@ -14,7 +14,6 @@ from litestar.params import FromPath, JSONBody
 
 from control_plane.api.names import ModelName, TierName
 from control_plane.api.tenants import required, required_for_change
-from control_plane.auth import ADMIN
 from control_plane.services import Services
 from core.allowance import NOTHING_SAID, Allowance, SaidRow, Subject, layered, said_by
 from core.errors import Code, refuse
@@ -61,7 +60,10 @@ async def read_tier_limits(services: NamedDependency[Services], tier: FromPath[s
 
 @put("/tiers/{tier:str}/limits")
 async def put_tier_limits(
-    services: NamedDependency[Services], tier: FromPath[str], data: JSONBody[TierLimits]
+    services: NamedDependency[Services],
+    actor: NamedDependency[str],
+    tier: FromPath[str],
+    data: JSONBody[TierLimits],
 ) -> TierLimits:
     """For all its tenants at once. 422 for a model that is none."""
     _check_tier(tier)
@@ -70,7 +72,7 @@ async def put_tier_limits(
         await _say(conn, "tier", tier, data.tenants, data.models)
         await limits.say(conn, "tier_key", tier, data.keys)
         await limits.touch_tier(conn, tier)
-        await _record(conn, f"tier:{tier}", data)
+        await _record(conn, f"tier:{tier}", data, actor=actor)
     return data
 
 
@@ -85,14 +87,17 @@ async def read_tenant_limits(
 
 @put("/tenants/{tenant:str}/limits")
 async def put_tenant_limits(
-    services: NamedDependency[Services], tenant: FromPath[str], data: JSONBody[OwnLimits]
+    services: NamedDependency[Services],
+    actor: NamedDependency[str],
+    tenant: FromPath[str],
+    data: JSONBody[OwnLimits],
 ) -> BothLimits:
     """What is left out is the tier's again."""
     async with services.postgres.transaction() as conn:
         await required_for_change(conn, tenant)
         version = await tenants.touch_tenant(conn, tenant)
         await _say(conn, "tenant", tenant, data.all, data.models)
-        await _record(conn, tenant, data)
+        await _record(conn, tenant, data, actor=actor)
         both = await _of_tenant(conn, tenant)
     await services.announcer.tenant(tenant, version)
     return both
@@ -107,7 +112,10 @@ async def read_key_limits(services: NamedDependency[Services], key: FromPath[str
 
 @put("/keys/{key:str}/limits")
 async def put_key_limits(
-    services: NamedDependency[Services], key: FromPath[str], data: JSONBody[OwnLimits]
+    services: NamedDependency[Services],
+    actor: NamedDependency[str],
+    key: FromPath[str],
+    data: JSONBody[OwnLimits],
 ) -> BothLimits:
     """As a tenant's."""
     async with services.postgres.transaction() as conn:
@@ -115,7 +123,7 @@ async def put_key_limits(
         await required_for_change(conn, tenant)
         version = await tenants.touch_key(conn, key)
         await _say(conn, "key", key, data.all, data.models)
-        await _record(conn, key, data)
+        await _record(conn, key, data, actor=actor)
         both = await _of_key(conn, tenant, key)
     await services.announcer.key(tenant, key, version)
     return both
@@ -165,9 +173,11 @@ async def _require_models(conn: Connection, names: Sequence[str]) -> None:
         raise refuse(Code.UNPROCESSABLE, message, param=f"models.{name}")
 
 
-async def _record(conn: Connection, subject: str, data: TierLimits | OwnLimits) -> None:
+async def _record(
+    conn: Connection, subject: str, data: TierLimits | OwnLimits, *, actor: str
+) -> None:
     detail = msgspec.to_builtins(data)
-    await record(conn, actor=ADMIN, action="limits.set", subject=subject, detail=detail)
+    await record(conn, actor=actor, action="limits.set", subject=subject, detail=detail)
 
 
 async def _tenant_of(conn: Connection, key: str) -> str:

@@ -12,7 +12,6 @@ from litestar.response import Response
 from artifacts.manifest import Manifest, contents_of, version_hash
 from control_plane.api.names import ModelName
 from control_plane.api.paging import ROWS, After, Filter, Limit
-from control_plane.auth import ADMIN
 from control_plane.services import Services
 from core.errors import Code, RefusedError, refuse
 from store import registry
@@ -45,7 +44,7 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
 
 @post("/models")
 async def register_model(
-    services: NamedDependency[Services], data: JSONBody[RegisterModel]
+    services: NamedDependency[Services], actor: NamedDependency[str], data: JSONBody[RegisterModel]
 ) -> Response[ModelVersion]:
     """201; 200 when this very content is registered, under whatever name; 409 for a new family."""
     manifest = data.manifest
@@ -54,7 +53,7 @@ async def register_model(
         known = await registry.model_version(conn, manifest.version)
         if known is not None:
             return Response(known, status_code=200)
-        version = await _register(conn, manifest, data.state)
+        version = await _register(conn, manifest, data.state, actor=actor)
     return Response(version, status_code=201)
 
 
@@ -77,7 +76,10 @@ async def read_model(services: NamedDependency[Services], version: FromPath[str]
 
 @patch("/models/{version:str}")
 async def patch_model(
-    services: NamedDependency[Services], version: FromPath[str], data: JSONBody[PatchModel]
+    services: NamedDependency[Services],
+    actor: NamedDependency[str],
+    version: FromPath[str],
+    data: JSONBody[PatchModel],
 ) -> ModelVersion:
     """409 for retiring a version that a public name still leads to."""
     async with services.postgres.transaction() as conn:
@@ -86,7 +88,7 @@ async def patch_model(
             raise refuse(Code.CONFLICT, f"a route leads to version {version}", param="state")
         await registry.set_version_state(conn, version, data.state)
         detail = {"state": data.state}
-        await record(conn, actor=ADMIN, action="model.state", subject=version, detail=detail)
+        await record(conn, actor=actor, action="model.state", subject=version, detail=detail)
         return await _found(conn, version)
 
 
@@ -109,7 +111,9 @@ def _unsound(message: str, param: str) -> RefusedError:
     return refuse(Code.UNPROCESSABLE, message, param=param)
 
 
-async def _register(conn: Connection, manifest: Manifest, state: VersionState) -> ModelVersion:
+async def _register(
+    conn: Connection, manifest: Manifest, state: VersionState, *, actor: str
+) -> ModelVersion:
     family = await registry.model_family(conn, manifest.name)
     if family is not None and family != manifest.family:
         message = f"model {manifest.name!r} is of family {family!r}"
@@ -125,7 +129,7 @@ async def _register(conn: Connection, manifest: Manifest, state: VersionState) -
     )
     detail = {"model": manifest.name, "source": manifest.source, "state": state}
     await record(
-        conn, actor=ADMIN, action="model.register", subject=manifest.version, detail=detail
+        conn, actor=actor, action="model.register", subject=manifest.version, detail=detail
     )
     return await _found(conn, manifest.version)
 

@@ -9,7 +9,6 @@ from litestar.params import JSONBody
 
 from control_plane.api.names import BookName
 from control_plane.api.paging import ROWS, After, Limit
-from control_plane.auth import ADMIN
 from control_plane.errors import ExistsError
 from control_plane.services import Services
 from store.audit_log import record
@@ -34,7 +33,9 @@ class PriceBookList(msgspec.Struct, frozen=True, kw_only=True):
 
 @post("/price-books")
 async def create_price_book(
-    services: NamedDependency[Services], data: JSONBody[CreatePriceBook]
+    services: NamedDependency[Services],
+    actor: NamedDependency[str],
+    data: JSONBody[CreatePriceBook],
 ) -> PriceBook:
     """409 when the id is taken, as `list` always is."""
     book = PriceBook(id=data.id, description=data.description)
@@ -43,7 +44,7 @@ async def create_price_book(
             message = f"a price book {data.id!r} exists"
             raise ExistsError(message, param="id", existing_id=data.id)
         detail = msgspec.to_builtins(data)
-        await record(conn, actor=ADMIN, action="price_book.create", subject=book.id, detail=detail)
+        await record(conn, actor=actor, action="price_book.create", subject=book.id, detail=detail)
     return book
 
 

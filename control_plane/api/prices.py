@@ -10,7 +10,6 @@ from litestar.params import JSONBody
 
 from control_plane.api.names import BookName, ModelName, TierName
 from control_plane.api.paging import Filter
-from control_plane.auth import ADMIN
 from control_plane.errors import ExistsError
 from control_plane.services import Services
 from core.errors import Code, refuse
@@ -106,7 +105,7 @@ class PriceList(msgspec.Struct, frozen=True, kw_only=True):
 
 @post("/prices")
 async def create_price(
-    services: NamedDependency[Services], data: JSONBody[CreatePrice]
+    services: NamedDependency[Services], actor: NamedDependency[str], data: JSONBody[CreatePrice]
 ) -> PriceBody:
     """409 when there is a version for just this that starts at that very moment."""
     listed = data.listed(time.time_ns() // 1_000_000)
@@ -120,7 +119,7 @@ async def create_price(
         await _same_currency(conn, data.currency)
         detail = msgspec.to_builtins(listed)
         await record(
-            conn, actor=ADMIN, action="price.create", subject=listed.price.id, detail=detail
+            conn, actor=actor, action="price.create", subject=listed.price.id, detail=detail
         )
     return _body(listed)
 

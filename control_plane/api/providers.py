@@ -15,7 +15,6 @@ from msgspec import UNSET, UnsetType
 
 from control_plane.api.names import DeploymentName
 from control_plane.api.paging import ROWS, After, Limit
-from control_plane.auth import ADMIN
 from control_plane.services import Services
 from core.errors import Code, RefusedError, refuse
 from core.providers import (
@@ -90,7 +89,7 @@ class Resealed(msgspec.Struct, frozen=True, kw_only=True):
 
 @post("/providers")
 async def create_provider(
-    services: NamedDependency[Services], data: JSONBody[CreateProvider]
+    services: NamedDependency[Services], actor: NamedDependency[str], data: JSONBody[CreateProvider]
 ) -> ProviderBody:
     """409 for a name that is taken. A route leads to it by that name."""
     view = _view(services, data.name, data, kept=None)
@@ -99,13 +98,16 @@ async def create_provider(
         if not await providers.create_provider(conn, view):
             message = f"there is a provider {data.name!r} already"
             raise refuse(Code.CONFLICT, message, param="name")
-        await _record(conn, "create", view, data)
+        await _record(conn, "create", view, data, actor=actor)
         return _body(await _found(conn, data.name))
 
 
 @put("/providers/{name:str}")
 async def replace_provider(
-    services: NamedDependency[Services], name: FromPath[str], data: JSONBody[PutProvider]
+    services: NamedDependency[Services],
+    actor: NamedDependency[str],
+    name: FromPath[str],
+    data: JSONBody[PutProvider],
 ) -> ProviderBody:
     """404 for an unknown one. Gateways forget what they saw of it, a dead key too."""
     async with services.postgres.transaction() as conn:
@@ -114,7 +116,7 @@ async def replace_provider(
         view = _view(services, name, data, kept=before)
         view = msgspec.structs.replace(view, version=version)
         await providers.replace_provider(conn, view)
-        await _record(conn, "replace", view, data)
+        await _record(conn, "replace", view, data, actor=actor)
         return _body(await _found(conn, name))
 
 
@@ -138,7 +140,7 @@ async def read_provider(services: NamedDependency[Services], name: FromPath[str]
 
 @delete("/providers/{name:str}", status_code=200)
 async def delete_provider(
-    services: NamedDependency[Services], name: FromPath[str]
+    services: NamedDependency[Services], actor: NamedDependency[str], name: FromPath[str]
 ) -> DeletedProvider:
     """409 while a route leads to it. What runs goes on."""
     async with services.postgres.transaction() as conn:
@@ -147,12 +149,14 @@ async def delete_provider(
         if await registry.provider_in_use(conn, name):
             raise refuse(Code.CONFLICT, f"a route leads to provider {name!r}", param="name")
         await providers.delete_provider(conn, name)
-        await record(conn, actor=ADMIN, action="provider.delete", subject=name, detail={})
+        await record(conn, actor=actor, action="provider.delete", subject=name, detail={})
     return DeletedProvider(name=name, version=version)
 
 
 @post("/providers/reseal", status_code=200)
-async def reseal_providers(services: NamedDependency[Services]) -> Resealed:
+async def reseal_providers(
+    services: NamedDependency[Services], actor: NamedDependency[str]
+) -> Resealed:
     """After a new key was put in front of the ring. 409 where one does not open: none is."""
     ring = services.provider_ring
     sealing_id = _sealing_id(ring)
@@ -167,7 +171,7 @@ async def reseal_providers(services: NamedDependency[Services]) -> Resealed:
             await providers.replace_provider(conn, again)
             done.append(held.name)
         detail = {"sealed_with": sealing_id, "resealed": done}
-        await record(conn, actor=ADMIN, action="provider.reseal", subject="*", detail=detail)
+        await record(conn, actor=actor, action="provider.reseal", subject="*", detail=detail)
     return Resealed(sealed_with=sealing_id, resealed=done)
 
 
@@ -227,7 +231,12 @@ async def _found(conn: Connection, name: str) -> ProviderRow:
 
 
 async def _record(
-    conn: Connection, what: Literal["create", "replace"], view: ProviderView, data: PutProvider
+    conn: Connection,
+    what: Literal["create", "replace"],
+    view: ProviderView,
+    data: PutProvider,
+    *,
+    actor: str,
 ) -> None:
     key = "kept" if data.key is UNSET else "none" if data.key is None else "set"
     detail = {
@@ -236,7 +245,7 @@ async def _record(
         "key": key if view.key is not None else "none",
         "settings": msgspec.to_builtins(view.settings),
     }
-    await record(conn, actor=ADMIN, action=f"provider.{what}", subject=view.name, detail=detail)
+    await record(conn, actor=actor, action=f"provider.{what}", subject=view.name, detail=detail)
 
 
 def _body(row: ProviderRow) -> ProviderBody:

@@ -8,7 +8,6 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from control_plane.api.paging import ROWS, Limit
-from control_plane.auth import ADMIN
 from control_plane.services import Services
 from core.errors import Code, refuse
 from core.reconcile import Kind
@@ -75,6 +74,7 @@ async def list_differences(
 @post("/reconciliation/{difference:int}/close", status_code=200)
 async def close_difference(
     services: NamedDependency[Services],
+    actor: NamedDependency[str],
     difference: FromPath[int],
     data: JSONBody[CloseDifference],
 ) -> ClosedDifference:
@@ -85,16 +85,18 @@ async def close_difference(
             raise refuse(Code.NOT_FOUND, f"there is no open difference {difference}")
         detail = {"kind": closed.kind, "subject": closed.subject, "note": data.note}
         await record(
-            conn, actor=ADMIN, action="difference.close", subject=str(difference), detail=detail
+            conn, actor=actor, action="difference.close", subject=str(difference), detail=detail
         )
     return ClosedDifference(id=difference, kind=closed.kind, subject=closed.subject)
 
 
 @post("/reconciliation/close", status_code=200)
-async def close_kind(services: NamedDependency[Services], data: JSONBody[CloseKind]) -> ClosedKind:
+async def close_kind(
+    services: NamedDependency[Services], actor: NamedDependency[str], data: JSONBody[CloseKind]
+) -> ClosedKind:
     """All of one kind, as when a lost disk has left thousands."""
     async with services.postgres.transaction() as conn:
         count = await differences.close_kind(conn, data.kind, data.upto, data.note)
         detail = msgspec.to_builtins(data) | {"closed": count}
-        await record(conn, actor=ADMIN, action="difference.close", subject=data.kind, detail=detail)
+        await record(conn, actor=actor, action="difference.close", subject=data.kind, detail=detail)
     return ClosedKind(closed=count)

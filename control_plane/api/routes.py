@@ -15,7 +15,6 @@ from litestar.params import FromPath, JSONBody
 from control_plane.api.names import ModelName
 from control_plane.api.paging import ROWS, After, Filter, Limit
 from control_plane.api.tenants import required
-from control_plane.auth import ADMIN
 from control_plane.services import Services
 from core.errors import Code, refuse
 from core.route_table import (
@@ -85,6 +84,7 @@ class RouteList(msgspec.Struct, frozen=True, kw_only=True):
 @put("/routes/{model:path}")
 async def put_route(
     services: NamedDependency[Services],
+    actor: NamedDependency[str],
     model: FromPath[str],
     data: JSONBody[PutRoute],
     tenant: Filter = EVERYBODY,
@@ -103,7 +103,7 @@ async def put_route(
         version = await registry.put_table(conn, table)
         _check_aliases(await registry.all_routes(conn))
         detail = msgspec.to_builtins({"now": table, "before": before})
-        await record(conn, actor=ADMIN, action="route.put", subject=table.model, detail=detail)
+        await record(conn, actor=actor, action="route.put", subject=table.model, detail=detail)
         written = await registry.route(conn, table.model, tenant)
     assert written is not None
     await services.announcer.route(table.model, version)
@@ -141,7 +141,10 @@ async def read_route(
 
 @delete("/routes/{model:path}", status_code=200)
 async def delete_route(
-    services: NamedDependency[Services], model: FromPath[str], tenant: Filter = EVERYBODY
+    services: NamedDependency[Services],
+    actor: NamedDependency[str],
+    model: FromPath[str],
+    tenant: Filter = EVERYBODY,
 ) -> DeletedRoute:
     """What runs goes on; nothing new is routed there. 409 while an alias leads to it."""
     public = _public_name(model)
@@ -155,7 +158,7 @@ async def delete_route(
                 message = f"the alias {table.model!r} leads to {public!r}"
                 raise refuse(Code.CONFLICT, message, param="model")
         detail = {"tenant": tenant}
-        await record(conn, actor=ADMIN, action="route.delete", subject=public, detail=detail)
+        await record(conn, actor=actor, action="route.delete", subject=public, detail=detail)
     await services.announcer.route(public, version)
     return DeletedRoute(model=public, version=version)
 

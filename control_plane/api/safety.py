@@ -9,7 +9,6 @@ from litestar.params import FromPath, JSONBody, QueryParameter
 
 from control_plane.api.paging import ROWS, After, Filter, Limit
 from control_plane.api.tenants import required, required_for_change
-from control_plane.auth import ADMIN
 from control_plane.services import Services
 from core.errors import Code, refuse
 from core.safety.policy import Policy, RuleName
@@ -53,7 +52,10 @@ class HitList(msgspec.Struct, frozen=True, kw_only=True):
 
 @put("/safety-policies/{name:str}")
 async def put_policy(
-    services: NamedDependency[Services], name: FromPath[str], data: JSONBody[Policy]
+    services: NamedDependency[Services],
+    actor: NamedDependency[str],
+    name: FromPath[str],
+    data: JSONBody[Policy],
 ) -> safety.PolicyRow:
     """A new version; the newest again if it says the same. 422 for what could blow up."""
     _check_name(name)
@@ -65,7 +67,7 @@ async def put_policy(
         made = await safety.put_policy(conn, name, data, book.hold_chars)
         touched = await safety.touch_followers(conn, name)
         detail = {"version": made.version, "rules": [rule.name for rule in data.rules]}
-        await record(conn, actor=ADMIN, action="safety_policy.put", subject=name, detail=detail)
+        await record(conn, actor=actor, action="safety_policy.put", subject=name, detail=detail)
     for tenant_id, version in touched.items():
         await services.announcer.tenant(tenant_id, version)
     return made
@@ -103,7 +105,10 @@ async def read_assignment(
 
 @put("/tenants/{tenant:str}/safety")
 async def assign_policy(
-    services: NamedDependency[Services], tenant: FromPath[str], data: JSONBody[AssignPolicy]
+    services: NamedDependency[Services],
+    actor: NamedDependency[str],
+    tenant: FromPath[str],
+    data: JSONBody[AssignPolicy],
 ) -> AssignedBody:
     """In force everywhere within a second. 422 for an unknown policy or version."""
     assignment = safety.Assignment(
@@ -116,21 +121,21 @@ async def assign_policy(
             raise refuse(Code.UNPROCESSABLE, message, param="policy")
         version = await safety.assign_policy(conn, tenant, assignment)
         detail = msgspec.to_builtins(data)
-        await record(conn, actor=ADMIN, action="tenant.safety", subject=tenant, detail=detail)
+        await record(conn, actor=actor, action="tenant.safety", subject=tenant, detail=detail)
     await services.announcer.tenant(tenant, version)
     return AssignedBody(tenant_id=tenant, assignment=assignment)
 
 
 @delete("/tenants/{tenant:str}/safety", status_code=200)
 async def unassign_policy(
-    services: NamedDependency[Services], tenant: FromPath[str]
+    services: NamedDependency[Services], actor: NamedDependency[str], tenant: FromPath[str]
 ) -> AssignedBody:
     """Nothing is screened from then on. Done twice is done once."""
     async with services.postgres.transaction() as conn:
         await required_for_change(conn, tenant)
         version = await safety.unassign_policy(conn, tenant)
         if version is not None:
-            await record(conn, actor=ADMIN, action="tenant.no_safety", subject=tenant, detail={})
+            await record(conn, actor=actor, action="tenant.no_safety", subject=tenant, detail={})
     if version is not None:
         await services.announcer.tenant(tenant, version)
     return AssignedBody(tenant_id=tenant, assignment=None)

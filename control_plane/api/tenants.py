@@ -11,7 +11,6 @@ from litestar.params import FromPath, JSONBody
 from control_plane.api.amounts import Amount
 from control_plane.api.names import TenantName, TierName
 from control_plane.api.paging import ROWS, After, Filter, Limit
-from control_plane.auth import ADMIN
 from control_plane.errors import ExistsError
 from control_plane.services import Services
 from core.allowance import NOTHING_SAID, Allowance, Bounds, OutputPolicy, said_by
@@ -103,7 +102,7 @@ class TenantList(msgspec.Struct, frozen=True, kw_only=True):
 
 @post("/tenants")
 async def create_tenant(
-    services: NamedDependency[Services], data: JSONBody[CreateTenant]
+    services: NamedDependency[Services], actor: NamedDependency[str], data: JSONBody[CreateTenant]
 ) -> TenantBody:
     """409 with `existing_id` when the name is taken, 422 for an unknown price book."""
     new = tenants.NewTenant(
@@ -129,7 +128,7 @@ async def create_tenant(
                 f"a tenant named {data.name!r} exists", param="name", existing_id=existing
             )
         detail = msgspec.to_builtins(data)
-        await record(conn, actor=ADMIN, action="tenant.create", subject=new.id, detail=detail)
+        await record(conn, actor=actor, action="tenant.create", subject=new.id, detail=detail)
         return body(await required(conn, new.id))
 
 
@@ -153,7 +152,10 @@ async def read_tenant(services: NamedDependency[Services], tenant: FromPath[str]
 
 @patch("/tenants/{tenant:str}")
 async def patch_tenant(
-    services: NamedDependency[Services], tenant: FromPath[str], data: JSONBody[PatchTenant]
+    services: NamedDependency[Services],
+    actor: NamedDependency[str],
+    tenant: FromPath[str],
+    data: JSONBody[PatchTenant],
 ) -> TenantBody:
     """In force everywhere within a second."""
     async with services.postgres.transaction() as conn:
@@ -167,7 +169,7 @@ async def patch_tenant(
             await limits.say(conn, "tenant", tenant, data.limits.over(own.get("", NOTHING_SAID)))
         changed = await tenants.change_tenant(conn, msgspec.structs.replace(before, **changes))
         detail = msgspec.to_builtins(data)
-        await record(conn, actor=ADMIN, action="tenant.change", subject=tenant, detail=detail)
+        await record(conn, actor=actor, action="tenant.change", subject=tenant, detail=detail)
     await services.announcer.tenant(changed.id, changed.version)
     return body(changed)
 

@@ -14,7 +14,6 @@ from litestar.di import NamedDependency
 from litestar.params import JSONBody, QueryParameter
 
 from control_plane.api.paging import ROWS, Filter, Limit, MsOrNow
-from control_plane.auth import ADMIN
 from control_plane.services import Services
 from control_plane.usage_jobs import catch_up
 from core.errors import Code, refuse
@@ -123,14 +122,14 @@ class RebuiltUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 @post("/usage/totals/rebuild", status_code=200)
 async def rebuild_usage_totals(
-    services: NamedDependency[Services], data: JSONBody[RebuildUsage]
+    services: NamedDependency[Services], actor: NamedDependency[str], data: JSONBody[RebuildUsage]
 ) -> RebuiltUsage:
     """Of the months whose requests are still there; the others keep theirs."""
     async with services.postgres.transaction() as conn:
         if await tenant_by_id(conn, data.tenant_id) is None:
             raise refuse(Code.NOT_FOUND, f"there is no tenant {data.tenant_id!r}")
         subject = data.tenant_id
-        await record(conn, actor=ADMIN, action="usage.rebuild", subject=subject, detail={})
+        await record(conn, actor=actor, action="usage.rebuild", subject=subject, detail={})
     entry = await rebuild(services.books, data.tenant_id)
     return RebuiltUsage(tenant_id=data.tenant_id, entry=entry)
 
