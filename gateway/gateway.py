@@ -398,7 +398,7 @@ def _fingerprint_key(settings: GatewaySettings) -> bytes:
 
 def _dispatch_rules(settings: GatewaySettings) -> DispatchRules:
     shares = QueueRules(share_standard=settings.share_standard, share_batch=settings.share_batch)
-    return DispatchRules(pool=PoolRules(queue=shares))
+    return DispatchRules(call_timeout_ms=settings.valkey_call_ms, pool=PoolRules(queue=shares))
 
 
 def _worker_limits(settings: GatewaySettings) -> WorkerLimits:

@@ -26,6 +26,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     gateway_host: str = "127.0.0.1"
     gateway_port: int = 8000
 
+    valkey_call_ms: int = 1_000  # unanswered, before this gateway decides alone
     lease_ms: int = 5_000  # of this incarnation; asserted three times in it
     poll_ms: int = 500  # of keys, tenants, routes and replicas
     start_timeout_ms: int = 30_000  # for Postgres to answer at the start

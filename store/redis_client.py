@@ -2,8 +2,8 @@
 
 A call is on its way before it is awaited, so calls arrive in the order they were made, even
 those whose caller gave up. Every call is answered, or fails with RedisAwayError, within the
-time-out; there is no queue while the server is away: calls fail at once, and the connection
-is sought again with back-off.
+time-out, which counts only while this process gets to run; there is no queue while the server
+is away: calls fail at once, and the connection is sought again with back-off.
 """
 
 import asyncio
@@ -23,6 +23,10 @@ Part = bytes | str | int
 
 BACKOFF_FIRST_S = 0.05
 BACKOFF_MAX_S = 0.5  # within `PoolRules.reannounce_ms`, so that all are back before it ends
+
+# Of a time-out. One that passes late counts once, however late: a process that was held up has
+# neither sent nor read meanwhile, and must not take that for the server's silence.
+TICKS = 10
 
 # Answers of a server that is up but cannot serve now.
 AWAY_CODES = frozenset({"LOADING", "MASTERDOWN", "CLUSTERDOWN", "READONLY", "OOM", "MISCONF"})
@@ -216,6 +220,7 @@ class _Wire(asyncio.Protocol):
     ) -> None:
         self._loop = loop
         self._timeout_s = timeout_s
+        self._ticks = 0
         self._in_flight_max = in_flight_max
         self._on_message = on_message
         self._on_lost = on_lost
@@ -237,7 +242,7 @@ class _Wire(asyncio.Protocol):
         if len(self._waiting) >= self._in_flight_max:
             raise RedisAwayError(f"{self._in_flight_max} calls are unanswered")
         answer: asyncio.Future[object] = self._loop.create_future()
-        self._queue(_Call(answer, self._due_s(), parts, library))
+        self._queue(_Call(answer, self._due(), parts, library))
         return answer
 
     def listen(self, channels: tuple[bytes, ...]) -> None:
@@ -277,8 +282,9 @@ class _Wire(asyncio.Protocol):
         self._end()
         self.closed.set_result(None)
 
-    def _due_s(self) -> float:
-        return self._loop.time() + self._timeout_s
+    def _due(self) -> int:
+        """A whole time-out from now: where a tick has begun, after it."""
+        return self._ticks + TICKS + (self._watch is not None)
 
     def _queue(self, call: "_Call") -> None:
         if not self._outgoing:
@@ -286,13 +292,13 @@ class _Wire(asyncio.Protocol):
         self._outgoing.append(_pack(call.parts))
         self._waiting.append(call)
         if self._watch is None:
-            self._watch = self._loop.call_at(call.due_s, self._check)
+            self._watch = self._loop.call_later(self._timeout_s / TICKS, self._check)
 
     def _refuse(self, call: "_Call", message: str) -> None:
         if message == FUNCTION_MISSING and call.library is not None:
             loaded: asyncio.Future[object] = self._loop.create_future()
-            self._queue(_Call(loaded, self._due_s(), _load(call.library), None))
-            self._queue(_Call(call.answer, self._due_s(), call.parts, None))
+            self._queue(_Call(loaded, self._due(), _load(call.library), None))
+            self._queue(_Call(call.answer, self._due(), call.parts, None))
         elif message.partition(" ")[0] in AWAY_CODES:
             _fail(call.answer, RedisAwayError(message))
             self.abort(message)
@@ -307,13 +313,13 @@ class _Wire(asyncio.Protocol):
     def _check(self) -> None:
         """One timer for all calls: the oldest is due first."""
         self._watch = None
+        self._ticks += 1
         if not self._waiting:
             return
-        due_s = self._waiting[0].due_s
-        if due_s <= self._loop.time():
+        if self._waiting[0].due <= self._ticks:
             self.abort(f"no answer for {self._timeout_s:g} s")
         else:
-            self._watch = self._loop.call_at(due_s, self._check)
+            self._watch = self._loop.call_later(self._timeout_s / TICKS, self._check)
 
     def _end(self) -> None:
         if self.lost.done():
@@ -330,7 +336,7 @@ class _Call(NamedTuple):
     """One command under way."""
 
     answer: "asyncio.Future[object]"
-    due_s: float  # on the loop's clock
+    due: int  # at which tick of the wire's
     parts: tuple[Part, ...]
     library: Library | None
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import hashlib
+import time
 
 import pytest
 import redis
@@ -129,6 +130,16 @@ async def test_a_server_that_does_not_answer_is_away_after_the_timeout(own_valke
             own_valkey.running.resume()
         await until(client.connected.is_set)
         assert await client.call(b"PING") == b"PONG"
+
+
+async def test_a_process_that_was_held_up_does_not_take_the_server_for_away(valkey_url):
+    lost = []
+    async with connected(valkey_url, timeout_ms=100, on_lost=lambda: lost.append(1)) as client:
+        for _ in range(3):
+            answer = client.call(b"PING")
+            time.sleep(0.3)  # noqa: ASYNC251 - what is tested: nothing of ours runs meanwhile
+            assert await answer == b"PONG"
+        assert not lost
 
 
 async def test_a_killed_server_fails_calls_at_once_and_is_found_again(own_valkey):
