@@ -103,6 +103,9 @@ ADMIN_HANDLERS = [
     reconciliation.close_difference,
     reconciliation.close_kind,
     replicas.list_replicas,
+    replicas.read_replica,
+    replicas.drain_replica,
+    replicas.undrain_replica,
     routes.put_route,
     routes.list_routes,
     routes.read_route,
@@ -136,6 +139,7 @@ def create_app(settings: ControlPlaneSettings) -> Litestar:
                 metrics,
                 timeout_ms=settings.job_timeout_ms,
                 backoff_max_ms=settings.backoff_max_ms,
+                leadership=services.leadership,
             )
             background.start(jobs(services))
             try:

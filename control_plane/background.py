@@ -12,17 +12,25 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
+from control_plane.leader import Leadership
 from control_plane.metrics import Metrics
+from store.leader import NotLeaderError
+
+STAND_BY_MS = 200  # until a leader's job looks again whether we lead
 
 _log = logging.getLogger(__name__)
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """`run` does one round and returns; `every_ms` lies between the end of one and the next."""
+    """`run` does one round and returns; `every_ms` lies between the end of one and the next.
+
+    A leader's job runs on the control plane that leads, and fences each of its transactions.
+    """
 
     name: str
     every_ms: int
     run: Callable[[], Awaitable[None]]
+    leader: bool = False
 
 
 def pause_ms(every_ms: int, *, failures: int, max_ms: int) -> int:
@@ -43,8 +51,16 @@ def pause_ms(every_ms: int, *, failures: int, max_ms: int) -> int:
 class Background:
     """Owns the tasks. `start` once, `close` once."""
 
-    def __init__(self, metrics: Metrics, *, timeout_ms: int, backoff_max_ms: int) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        *,
+        timeout_ms: int,
+        backoff_max_ms: int,
+        leadership: Leadership | None = None,
+    ) -> None:
         self._metrics = metrics
+        self._leadership = leadership
         self._timeout_ms = timeout_ms
         self._backoff_max_ms = backoff_max_ms
         self._tasks: list[asyncio.Task[None]] = []
@@ -68,6 +84,9 @@ class Background:
         # Not `while True`: Python 3.11's wait_for, with which the pool waits for a connection,
         # loses a cancellation that comes at the same moment as the answer (bpo-37658).
         while not self._closing:
+            if job.leader and not (self._leadership and self._leadership.held):
+                await asyncio.sleep(STAND_BY_MS / 1000)
+                continue
             failures = 0 if await self._round(job, failures) else failures + 1
             pause = pause_ms(job.every_ms, failures=failures, max_ms=self._backoff_max_ms)
             if not self._closing:
@@ -76,7 +95,11 @@ class Background:
     async def _round(self, job: Job, failures: int) -> bool:
         try:
             async with asyncio.timeout(self._timeout_ms / 1000):
-                await job.run()
+                await self._run(job)
+        except NotLeaderError as error:
+            _log.warning("a leader's job was fenced: %s", error, extra={"facts": {"job": job.name}})
+            self._metrics.job_runs.labels(job.name, "fenced").inc()
+            return True  # nothing is wrong with the job
         except Exception:  # noqa: BLE001 - whatever it was, the next round may do better
             if self._closing:  # its connections go before it when a cancellation was lost
                 return False
@@ -87,3 +110,10 @@ class Background:
         self._metrics.job_runs.labels(job.name, "done").inc()
         self._metrics.job_success.labels(job.name).set(time.time_ns() / 1e9)
         return True
+
+    async def _run(self, job: Job) -> None:
+        if not job.leader:
+            return await job.run()
+        assert self._leadership is not None, "a leader's job runs only where somebody may lead"
+        with self._leadership.within_term():
+            return await job.run()

@@ -37,6 +37,11 @@ class Metrics:
             ["job"],
             registry=self.registry,
         )
+        self.leads = Gauge(
+            "headworks_control_plane_leads",
+            "Whether this control plane decides about rollouts and capacity: one does",
+            registry=self.registry,
+        )
         self.replicas_lost = self._counter("replicas_lost", "Replicas marked lost")
         self.soft_caps_passed = self._counter(
             "soft_caps_passed", "Soft caps passed, once for each window", "scope", "period"

@@ -1,15 +1,18 @@
 """What the endpoints and the background jobs work with, opened once for each process."""
 
+import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import msgspec
 
 from control_plane.announcer import Announcer
+from control_plane.leader import Leadership
 from control_plane.metrics import Metrics
 from control_plane.replica_client import ReplicaClient
 from control_plane.settings import ControlPlaneSettings
 from control_plane.turns import Turns
+from core.ids import ENTROPY_BYTES
 from core.secrets import KeyRing, read_key_ring
 from store.ledger import Ledger
 from store.postgres import Postgres, PostgresConfig
@@ -31,6 +34,7 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     ledger: Ledger
     announcer: Announcer
     replicas: ReplicaClient
+    leadership: Leadership
     registering: Turns  # by replica id
     provider_ring: KeyRing
 
@@ -65,6 +69,21 @@ async def open_services(
         timeout_ms=settings.probe_timeout_ms,
         at_once=settings.probes_at_once,
     )
+    # On the pool of its own kind of work: a heartbeat of ours must not wait for a full one.
+    terms = await Postgres.open(
+        PostgresConfig(
+            database_url=url,
+            application_name=f"{APPLICATION} leader",
+            connections_max=1,
+            acquire_timeout_s=1.0,
+            connect_timeout_s=1,
+            statement_timeout_ms=2000,
+            transaction_timeout_s=3.0,
+        )
+    )
+    holder = f"cp_{secrets.token_hex(ENTROPY_BYTES)}"
+    leadership = Leadership(terms, metrics, holder=holder)
+    leadership.start()
     try:
         yield Services(
             settings=settings,
@@ -74,10 +93,13 @@ async def open_services(
             ledger=ledger,
             announcer=announcer,
             replicas=replicas,
+            leadership=leadership,
             registering=Turns(),
             provider_ring=read_key_ring(settings.provider_keys),
         )
     finally:
+        await leadership.close()
+        await terms.close()
         await ledger.close()
         await replicas.close()
         await announcer.close()

@@ -25,6 +25,7 @@ from store import (
     schema_responses,
     schema_safety,
     schema_usage,
+    schema_users,
 )
 from store.schema import metadata
 
@@ -46,6 +47,7 @@ for tables in (
     schema_responses,
     schema_safety,
     schema_usage,
+    schema_users,
 ):
     assert tables.metadata is metadata, "importing it adds its tables"
 

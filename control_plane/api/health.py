@@ -21,7 +21,7 @@ class Live(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True):
-    """`postgres` and `valkey` are "ok" or the reason.
+    """`postgres` and `valkey` are "ok" or the reason; `leads` is of this very control plane.
 
     Without Valkey gateways learn of changes by their own poll; without Postgres there is
     nothing we could do.
@@ -31,6 +31,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
     degraded: bool
     postgres: str
     valkey: str
+    leads: bool
 
 
 @get("/health/live")
@@ -46,7 +47,13 @@ async def ready(services: NamedDependency[Services]) -> Response[Ready]:
     postgres, valkey = await asyncio.gather(
         _state(_ask_postgres(services), timeout_s), _state(services.announcer.ping(), timeout_s)
     )
-    answer = Ready(ready=postgres == OK, degraded=valkey != OK, postgres=postgres, valkey=valkey)
+    answer = Ready(
+        ready=postgres == OK,
+        degraded=valkey != OK,
+        postgres=postgres,
+        valkey=valkey,
+        leads=services.leadership.held,
+    )
     return Response(answer, status_code=200 if answer.ready else 503)
 
 
