@@ -13,6 +13,8 @@ from store.registry import Deployment
 
 COUNT_MAX = 2**31 - 1  # of blocks, sequences, requests
 SEQ_MAX = 2**63 - 1
+AGE_MS_MAX = 366 * 86_400_000  # of a boot; and no drain lasts longer
+REASON_CHARS_MAX = 200
 
 # Ids travel in Valkey keys and URLs.
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
@@ -33,6 +35,8 @@ def unsound_register(message: Register) -> str | None:
             return name
     if not _URL.fullmatch(message.url):
         return "url"
+    if not 0 <= message.age_ms <= AGE_MS_MAX:
+        return "age_ms"
     return _out_of_range(counts)
 
 
@@ -42,6 +46,12 @@ def unsound_beat(beat: Beat) -> str | None:
         return "seq"
     if not 0 <= beat.steps <= SEQ_MAX:
         return "steps"
+    if not 0 <= (beat.drain_ms or 0) <= AGE_MS_MAX:
+        return "drain_ms"
+    if len(beat.drain_reason) > REASON_CHARS_MAX or (
+        beat.drain_ms is not None and not beat.drain_reason
+    ):
+        return "drain_reason"
     counts = ("kv_blocks_free", "running", "waiting")
     return _out_of_range({name: (getattr(beat, name), 0) for name in counts})
 

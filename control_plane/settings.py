@@ -31,6 +31,19 @@ class ControlPlaneSettings(msgspec.Struct, frozen=True, kw_only=True):
     beat_interval_ms: int = 1000  # told to workers when they register
     replica_lost_ms: int = 10_000  # silence after which a replica is asked, then marked lost
     replica_kept_ms: int = 86_400_000  # a stopped or lost replica's row, after its last beat
+    replica_drain_ms: int = 600_000  # for what runs on a replica that is drained from here
+    replica_stalled_ms: int = 180_000  # without a step, with work: then it is replaced
+    replica_start_ms: int = 900_000  # from its start to ready, weights fetched and loaded
+
+    launcher_dir: str = ""  # where workers that we start keep their things; "": we start none
+    launcher_command: str = ""  # of a worker, as a shell would split it; "": python -m worker
+    launcher_models_dir: str = ""  # "": launcher_dir/models
+    launcher_host: str = "127.0.0.1"
+    launcher_port: int = 8200  # of the first worker; each has the next one
+    launcher_replicas_max: int = 8  # at once, and so many ports
+    launcher_control_plane_url: str = ""  # as workers reach us; "" is http://<host>:<port>
+    launcher_stop_ms: int = 15_000  # from asking a process to end until it is killed
+    launcher_every_ms: int = 1000  # between two looks at what is wanted and what there is
 
     journal_chunk: int = 200  # entries reconciled before each acknowledgement
     journal_entries_max: int = 2000  # in one message

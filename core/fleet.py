@@ -22,6 +22,7 @@ class ReplicaState(StrEnum):
     LOADING = "loading"
     WARMING = "warming"
     READY = "ready"
+    SLEEPING = "sleeping"
     DRAINING = "draining"
     STOPPED = "stopped"
     LOST = "lost"
@@ -37,7 +38,11 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Register(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A worker announces itself. `deployment` is the name it was started to serve."""
+    """A worker announces itself. `deployment` is the name it was started to serve.
+
+    Before its weights are loaded it holds nothing: `capacity.kv_blocks` is 0, and it registers
+    again when it knows.
+    """
 
     replica_id: str
     boot_id: str
@@ -49,6 +54,7 @@ class Register(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     capacity: Capacity
     backend: str = "headworks"
     can_resume: bool = True
+    age_ms: int = 0  # of this boot: cold starts are measured from its beginning
 
 
 class Registered(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +64,9 @@ class Registered(msgspec.Struct, frozen=True, kw_only=True):
     journal_acked: int
 
 
-class Beat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Beat(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """Absolute state; `seq` rises within a boot."""
 
     replica_id: str
@@ -69,13 +77,19 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     running: int
     waiting: int
     steps: int  # engine steps so far: health is progress, not an open port
+    drain_reason: str = ""  # why it drains, where it was told so itself: a machine taken back
+    drain_ms: int | None = None  # that it still has for it
 
 
 class BeatReply(msgspec.Struct, frozen=True, kw_only=True):
-    """`known` false: register again. `drain` true: finish what runs and stop."""
+    """`known` false: register again. `drain` true: finish what runs within `drain_ms`, and stop.
+
+    Null is the worker's own bound.
+    """
 
     known: bool
     drain: bool = False
+    drain_ms: int | None = None
 
 
 class JournalEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -45,6 +45,19 @@ class ReplicaRow(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     journal_acked: int
     silent_ms: int
+    started_ms: int | None  # Unix milliseconds, as are the next two
+    ready_ms: int | None  # when this boot was first ready
+    drain_deadline_ms: int | None
+    drain_reason: str
+    stalled_ms: int  # since its last step, while it has work
+
+
+class DrainNow(msgspec.Struct, frozen=True, kw_only=True):
+    """What a replica is to hear of draining. `left_ms` is null while nobody has bounded it."""
+
+    desired_state: str
+    reason: str
+    left_ms: int | None
 
 
 class SilentReplica(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,10 +75,31 @@ async def current_boot(conn: Connection, replica_id: str) -> CurrentBoot | None:
         return await cursor.fetchone()
 
 
-async def desired_state(conn: Connection, replica_id: str) -> str | None:
-    """What its deployment is wanted to do; None for a replica never heard of."""
-    row = await (await conn.execute(_sql["desired_state"], {"replica_id": replica_id})).fetchone()
-    return None if row is None else str(row[0])
+async def drain_now(conn: Connection, replica_id: str) -> DrainNow | None:
+    """What its deployment is wanted to do, and its own drain; None for one never heard of."""
+    async with conn.cursor(row_factory=struct_row(DrainNow)) as cursor:
+        await cursor.execute(_sql["drain_now"], {"replica_id": replica_id})
+        return await cursor.fetchone()
+
+
+async def begin_drain(conn: Connection, replica_id: str, *, reason: str, within_ms: int) -> bool:
+    """Place no more on it from the next view on; the earlier of two deadlines holds.
+
+    Its worker hears of it with its next beat. False for one that is unknown or gone.
+    """
+    values = {"replica_id": replica_id, "reason": reason, "within_ms": within_ms}
+    return await (await conn.execute(_sql["begin_drain"], values)).fetchone() is not None
+
+
+async def undo_drain(conn: Connection, replica_id: str) -> bool:
+    """False where its worker has begun already, which is for good, or there is no such drain."""
+    values = {"replica_id": replica_id}
+    return await (await conn.execute(_sql["undo_drain"], values)).fetchone() is not None
+
+
+async def undo_drains(conn: Connection, deployment: str, *, reason: str) -> None:
+    """Those of one reason, where the worker has not begun."""
+    await conn.execute(_sql["undo_drains"], {"deployment": deployment, "reason": reason})
 
 
 async def boot_position(conn: Connection, boot_id: str) -> int | None:
@@ -121,8 +155,18 @@ async def forget_old(conn: Connection, *, kept_ms: int) -> None:
     await conn.execute(_sql["forget_boots"])
 
 
-async def replicas_page(conn: Connection, *, after: str = "", limit: int) -> list[ReplicaRow]:
-    """In order of id, after `after`."""
+async def replica(conn: Connection, replica_id: str) -> ReplicaRow | None:
+    """As it last reported itself."""
     async with conn.cursor(row_factory=struct_row(ReplicaRow)) as cursor:
-        await cursor.execute(_sql["replicas_page"], {"after": after, "limit": limit})
+        await cursor.execute(_sql["replica"], {"replica_id": replica_id})
+        return await cursor.fetchone()
+
+
+async def replicas_page(
+    conn: Connection, *, deployment: str = "", after: str = "", limit: int
+) -> list[ReplicaRow]:
+    """In order of id, after `after`; of one deployment where it is given."""
+    values = {"deployment": deployment, "after": after, "limit": limit}
+    async with conn.cursor(row_factory=struct_row(ReplicaRow)) as cursor:
+        await cursor.execute(_sql["replicas_page"], values)
         return await cursor.fetchall()

@@ -12,6 +12,7 @@ import msgspec
 from psycopg.types.json import Jsonb
 
 from core.route_table import EVERYBODY, RouteTable, Target, placed_targets
+from core.worker_spec import LauncherKind, WorkerSpec
 from store.changes import next_change
 from store.postgres import Connection
 from store.queries import load
@@ -55,6 +56,9 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     region: str
     desired_state: DesiredState
     created_ms: int
+    replicas_desired: int | None = None  # null: nobody manages their number
+    launcher: LauncherKind = LauncherKind.EXTERNAL
+    spec: WorkerSpec = WorkerSpec()
 
 
 class ModelAccess(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,6 +158,21 @@ async def set_desired_state(conn: Connection, name: str, state: DesiredState) ->
     values = {"name": name, "desired_state": state}
     row = await (await conn.execute(_sql["set_desired_state"], values)).fetchone()
     return row is not None
+
+
+async def set_replicas_desired(conn: Connection, name: str, count: int | None) -> bool:
+    """Whether there is such a deployment. None: nobody manages their number any more."""
+    values = {"name": name, "replicas_desired": count}
+    row = await (await conn.execute(_sql["set_replicas_desired"], values)).fetchone()
+    return row is not None
+
+
+async def set_launching(
+    conn: Connection, name: str, *, launcher: LauncherKind, spec: WorkerSpec
+) -> None:
+    """Who starts its replicas, and with what. Those that run go on as they were started."""
+    values = {"name": name, "launcher": launcher, "spec": Jsonb(msgspec.to_builtins(spec))}
+    await conn.execute(_sql["set_launching"], values)
 
 
 async def put_route(

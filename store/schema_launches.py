@@ -12,6 +12,7 @@ launches = Table(
     Column("replica_id", Text, primary_key=True),
     Column("deployment", Text, ForeignKey("deployments.name"), nullable=False),
     Column("launcher", Text, nullable=False),
+    Column("home", Text, nullable=False),
     Column("asked_at", _TIME, nullable=False, server_default="now()"),
     Column("started_at", _TIME),
     Column("failures", Integer, nullable=False, server_default="0"),

@@ -1,4 +1,10 @@
-"""Deployments: one model version in one region, under the name workers are started with."""
+"""Deployments: one model version in one region, under the name workers are started with.
+
+How many replicas it has is written here, by a person or by the scaler, and made true by
+`control_plane.launchers`.
+"""
+
+from typing import Annotated
 
 import msgspec
 from litestar import get, patch, post
@@ -10,10 +16,16 @@ from control_plane.api.paging import ROWS, After, Limit
 from control_plane.errors import ExistsError
 from control_plane.services import Services
 from core.errors import Code, refuse
-from store import registry
+from core.worker_spec import LauncherKind, WorkerSpec
+from store import fleet, launches, registry
 from store.audit_log import record
 from store.postgres import Connection
 from store.registry import Deployment, DesiredState, VersionState
+
+REPLICAS_MAX = 1000
+DEPLOYMENT_DRAINS = "its deployment drains"
+
+Replicas = Annotated[int, msgspec.Meta(ge=0, le=REPLICAS_MAX)]
 
 
 class CreateDeployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -22,12 +34,22 @@ class CreateDeployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     name: DeploymentName
     version: str
     region: RegionName
+    replicas_desired: Replicas | None = None
+    launcher: LauncherKind = LauncherKind.EXTERNAL
+    spec: WorkerSpec = WorkerSpec()
 
 
 class PatchDeployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`draining` lets replicas finish what runs; they hear of it with their next beat."""
+    """`draining` lets replicas finish what runs; they hear of it with their next beat.
 
-    desired_state: DesiredState
+    What is left out stays. `replicas_desired` null: nobody manages their number. `spec` is
+    replaced whole, and concerns replicas that are started from now on.
+    """
+
+    desired_state: DesiredState | msgspec.UnsetType = msgspec.UNSET
+    replicas_desired: Replicas | msgspec.UnsetType | None = msgspec.UNSET
+    launcher: LauncherKind | msgspec.UnsetType = msgspec.UNSET
+    spec: WorkerSpec | msgspec.UnsetType = msgspec.UNSET
 
 
 class DeploymentList(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +79,8 @@ async def create_deployment(
             raise ExistsError(
                 f"a deployment named {data.name!r} exists", param="name", existing_id=data.name
             )
+        await registry.set_launching(conn, data.name, launcher=data.launcher, spec=data.spec)
+        await registry.set_replicas_desired(conn, data.name, data.replicas_desired)
         detail = msgspec.to_builtins(data)
         await record(
             conn, actor=actor, action="deployment.create", subject=data.name, detail=detail
@@ -88,13 +112,35 @@ async def patch_deployment(
     name: FromPath[str],
     data: JSONBody[PatchDeployment],
 ) -> Deployment:
-    """Gateways place nothing more on a draining deployment from their next view on."""
+    """Gateways place nothing more on a draining deployment from their next view on.
+
+    409 for another launcher while replicas run that the present one has started.
+    """
+    detail = msgspec.to_builtins(data)
+    if not detail:
+        raise refuse(Code.UNPROCESSABLE, "nothing is asked to change")
     async with services.postgres.transaction() as conn:
-        await _found(conn, name)
-        await registry.set_desired_state(conn, name, data.desired_state)
-        detail = msgspec.to_builtins(data)
-        await record(conn, actor=actor, action="deployment.state", subject=name, detail=detail)
+        before = await _found(conn, name)
+        await _change(conn, before, data)
+        action = "deployment.state" if set(detail) == {"desired_state"} else "deployment.change"
+        await record(conn, actor=actor, action=action, subject=name, detail=detail)
         return await _found(conn, name)
+
+
+async def _change(conn: Connection, before: Deployment, data: PatchDeployment) -> None:
+    name = before.name
+    if isinstance(data.desired_state, DesiredState):
+        await registry.set_desired_state(conn, name, data.desired_state)
+        if data.desired_state is DesiredState.RUNNING:
+            await fleet.undo_drains(conn, name, reason=DEPLOYMENT_DRAINS)
+    if not isinstance(data.replicas_desired, msgspec.UnsetType):
+        await registry.set_replicas_desired(conn, name, data.replicas_desired)
+    launcher = before.launcher if isinstance(data.launcher, msgspec.UnsetType) else data.launcher
+    if launcher is not before.launcher and await launches.any_of(conn, name):
+        message = f"replicas run that the {before.launcher} launcher has started: stop them first"
+        raise refuse(Code.CONFLICT, message, param="launcher")
+    spec = before.spec if isinstance(data.spec, msgspec.UnsetType) else data.spec
+    await registry.set_launching(conn, name, launcher=launcher, spec=spec)
 
 
 async def _found(conn: Connection, name: str) -> Deployment:

@@ -4,6 +4,7 @@ from litestar import post
 from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
+from control_plane.api.deployments import DEPLOYMENT_DRAINS
 from control_plane.fleet_rules import (
     BeatVerdict,
     judge_beat,
@@ -47,7 +48,7 @@ async def beat(services: NamedDependency[Services], data: JSONBody[Beat]) -> Bea
             return BeatReply(known=False)
         if verdict is BeatVerdict.TAKEN:
             await fleet.take_beat(conn, data)
-        return BeatReply(known=True, drain=await _draining(conn, data.replica_id))
+        return await _reply(conn, data.replica_id, services.settings.replica_drain_ms)
 
 
 @post("/journal", status_code=200)
@@ -78,5 +79,12 @@ def _require_sound(field: str | None) -> None:
         raise refuse(Code.UNPROCESSABLE, "this cannot be what a worker means", param=field)
 
 
-async def _draining(conn: Connection, replica_id: str) -> bool:
-    return await fleet.desired_state(conn, replica_id) == DesiredState.DRAINING
+async def _reply(conn: Connection, replica_id: str, drain_ms: int) -> BeatReply:
+    """A drain's time begins when its replica first hears of it."""
+    now = await fleet.drain_now(conn, replica_id)
+    if now is not None and now.left_ms is None and now.desired_state == DesiredState.DRAINING:
+        await fleet.begin_drain(conn, replica_id, reason=DEPLOYMENT_DRAINS, within_ms=drain_ms)
+        return BeatReply(known=True, drain=True, drain_ms=drain_ms)
+    if now is None or now.left_ms is None:
+        return BeatReply(known=True)
+    return BeatReply(known=True, drain=True, drain_ms=now.left_ms)

@@ -35,11 +35,13 @@ ALTER TABLE replicas
 """
 
 # Written before anything is started: a launcher may hold a place for each row, and for no other.
+# `home` says which launcher of its kind: processes are one machine's, and seen from there alone.
 LAUNCHES = """
 CREATE TABLE launches (
     replica_id    text PRIMARY KEY,
     deployment    text NOT NULL REFERENCES deployments (name),
     launcher      text NOT NULL,
+    home          text NOT NULL,
     asked_at      timestamptz NOT NULL DEFAULT now(),
     started_at    timestamptz,
     failures      integer NOT NULL DEFAULT 0,

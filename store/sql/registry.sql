@@ -42,17 +42,23 @@ ON CONFLICT (name) DO NOTHING
 RETURNING name;
 
 -- name: deployment
-SELECT name, version, region, desired_state,
+SELECT name, version, region, desired_state, replicas_desired, launcher, spec,
        CAST(floor(extract(epoch FROM created_at) * 1000) AS bigint) AS created_ms
   FROM deployments WHERE name = :name;
 
 -- name: deployments_page
-SELECT name, version, region, desired_state,
+SELECT name, version, region, desired_state, replicas_desired, launcher, spec,
        CAST(floor(extract(epoch FROM created_at) * 1000) AS bigint) AS created_ms
   FROM deployments WHERE name > :after ORDER BY name LIMIT :limit;
 
 -- name: set_desired_state
 UPDATE deployments SET desired_state = :desired_state WHERE name = :name RETURNING name;
+
+-- name: set_replicas_desired
+UPDATE deployments SET replicas_desired = :replicas_desired WHERE name = :name RETURNING name;
+
+-- name: set_launching
+UPDATE deployments SET launcher = :launcher, spec = :spec WHERE name = :name;
 
 -- name: put_route
 INSERT INTO routes (tenant_id, model, alias, targets, fallbacks, max_output_tokens, version)

@@ -11,7 +11,7 @@ SELECT DISTINCT t.model, v.version, d.name AS deployment, m.family, v.context_to
 
 -- name: replica_views
 SELECT r.deployment, r.replica_id AS replica, r.boot_id, r.url, r.version,
-       r.state = 'ready' AND d.desired_state = 'running' AS ready,
+       r.state = 'ready' AND d.desired_state = 'running' AND r.drain_deadline_at IS NULL AS ready,
        r.kv_blocks, r.sequences, r.block_tokens, r.can_resume
   FROM replicas r
   JOIN deployments d ON d.name = r.deployment

@@ -62,7 +62,7 @@ async def test_a_worker_registers_beats_and_is_listed(plane, worker):
     assert answer.status_code == 200
     assert answer.json() == {"beat_interval_ms": 1000, "journal_acked": 0}
     answer = await plane.says("/beat", a_beat(replica_id=worker, boot_id=life, running=3))
-    assert answer.json() == {"known": True, "drain": False}
+    assert answer.json() == {"known": True, "drain": False, "drain_ms": None}
     row = await row_of(plane, worker)
     assert (row["boot_id"], row["state"], row["running"]) == (life, "ready", 3)
 
@@ -148,7 +148,9 @@ async def test_a_draining_deployment_is_told_with_the_beat(plane, worker):
     await plane.says("/register", message)
     await plane.admin("PATCH", f"/deployments/{name}", {"desired_state": "draining"})
     answer = await plane.says("/beat", a_beat(replica_id=worker, boot_id=life))
-    assert answer.json() == {"known": True, "drain": True}
+    assert answer.json() == {"known": True, "drain": True, "drain_ms": 600_000}
+    answer = await plane.says("/beat", a_beat(replica_id=worker, boot_id=life, seq=2))
+    assert 0 < answer.json()["drain_ms"] <= 600_000, "its time runs since it first heard"
 
 
 async def test_an_impossible_registration_is_refused_by_its_field(plane, worker):

@@ -166,8 +166,9 @@ async def test_a_draining_deployment_has_no_ready_replica(pg):
         await fleet.put_replica(conn, a_register())
         assert await registry.set_desired_state(conn, "smol-a", DesiredState.DRAINING)
         assert not await registry.set_desired_state(conn, "smol-b", DesiredState.DRAINING)
-        assert await fleet.desired_state(conn, "rep-0") == DesiredState.DRAINING
-        assert await fleet.desired_state(conn, "rep-9") is None
+        told = await fleet.drain_now(conn, "rep-0")
+        assert told == fleet.DrainNow(desired_state="draining", reason="", left_ms=None)
+        assert await fleet.drain_now(conn, "rep-9") is None
     ((replica,),) = (await view_of(pg)).replicas.values()
     assert not replica.ready
 
