@@ -31,7 +31,10 @@ ALTER TABLE replicas
     ADD COLUMN progress_at       timestamptz NOT NULL DEFAULT now(),
     ADD COLUMN drain_reason      text NOT NULL DEFAULT '',
     ADD COLUMN drain_deadline_at timestamptz,
-    ADD CONSTRAINT replicas_drain_check CHECK ((drain_reason = '') = (drain_deadline_at IS NULL));
+    ADD CONSTRAINT replicas_drain_check CHECK ((drain_reason = '') = (drain_deadline_at IS NULL)),
+    DROP CONSTRAINT replicas_state_check,
+    ADD CONSTRAINT replicas_state_check CHECK (state IN ('starting', 'loading', 'warming', 'ready',
+        'sleeping', 'draining', 'stopped', 'lost'));
 """
 
 # Written before anything is started: a launcher may hold a place for each row, and for no other.
