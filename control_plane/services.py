@@ -9,6 +9,7 @@ import msgspec
 from control_plane.announcer import Announcer
 from control_plane.leader import Leadership
 from control_plane.metrics import Metrics
+from control_plane.pulse import Pulse
 from control_plane.replica_client import ReplicaClient
 from control_plane.settings import ControlPlaneSettings
 from control_plane.turns import Turns
@@ -31,6 +32,7 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     metrics: Metrics
     postgres: Postgres
     books: Postgres
+    pulse: Pulse
     ledger: Ledger
     announcer: Announcer
     replicas: ReplicaClient
@@ -90,6 +92,7 @@ async def open_services(
             metrics=metrics,
             postgres=postgres,
             books=books,
+            pulse=Pulse(books),
             ledger=ledger,
             announcer=announcer,
             replicas=replicas,
