@@ -17,12 +17,14 @@ pytestmark = [pytest.mark.services, pytest.mark.anyio]
 
 async def ended(plane, tenant, model, causes):
     """Requests that began a minute ago and ended now, summed."""
-    created_ms = time.time_ns() // 1_000_000 - 60_000
+    now_ms = time.time_ns() // 1_000_000
     for cause in causes:
         request_id = f"req_{secrets.token_hex(8)}"
-        asked = a_reserve(request_id, tenant_id=tenant, model=model, created_ms=created_ms)
+        asked = a_reserve(request_id, tenant_id=tenant, model=model, created_ms=now_ms - 60_000)
         await plane.services.ledger.reserve(asked)
-        await plane.services.ledger.settle(a_settle(request_id, tenant_id=tenant, cause=cause))
+        await plane.services.ledger.settle(
+            a_settle(request_id, tenant_id=tenant, cause=cause, ended_ms=now_ms - 1_000)
+        )
     async with plane.services.postgres.connection() as conn:
         while (await freshness(conn, tenant)).entries_behind:
             await roll_up(plane.services.postgres)
