@@ -20,7 +20,7 @@ from control_plane.scaling.view import View, look
 
 BAND = 0.9  # of the load target, that fewer replicas would have to keep to
 BURST_BAND = 0.9  # of all that they can do, for the window's highest burst
-DOWN_SHARE = 4  # at most one in so many goes at once
+DOWN_SHARE = 2  # at most one in so many goes at once
 RETRY_FIRST_MS = 30_000
 RETRY_MAX_MS = 1_800_000
 

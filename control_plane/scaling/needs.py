@@ -11,7 +11,7 @@ import msgspec
 from control_plane.scaling.forecast import ahead, source
 from control_plane.scaling.policy import ScalingPolicy
 from control_plane.scaling.state import State
-from control_plane.scaling.view import BUSY_SLOTS, View
+from control_plane.scaling.view import BUSY_SLOTS, View, is_steady
 
 TOLERANCE = 1.1  # of a target, before it is acted on
 FULL = 1.0  # of what replicas can do; arriving work beyond it is a panic
@@ -33,7 +33,7 @@ def needs(policy: ScalingPolicy, state: State, view: View, current: int) -> list
         _work(policy, state, view, current),
         _panic(policy, view, current),
         _backlog(policy, state, view),
-        _kv(policy, view),
+        _kv(policy, state, view),
         _wait(policy, view),
         _late(policy, state, view, current),
     ]
@@ -108,7 +108,7 @@ def _panic(policy: ScalingPolicy, view: View, current: int) -> Need | None:
 
 
 def _backlog(policy: ScalingPolicy, state: State, view: View) -> Need | None:
-    """What will still wait when help comes, worked off within a panic window."""
+    """What will still wait when help comes, worked off in as long as that took, and a window."""
     if not view.queued_work or not view.rate:
         return None
     arriving = max(view.burst or 0.0, foreseen(policy, state, view))
@@ -116,18 +116,19 @@ def _backlog(policy: ScalingPolicy, state: State, view: View) -> Need | None:
     left = view.queued_work + (arriving - able) * view.soon_ms / 1000
     if left <= 0:
         return None
-    catch_up_s = policy.panic_window_ms / 1000
+    catch_up_s = (view.soon_ms + policy.panic_window_ms) / 1000
     count = math.ceil((arriving + left / catch_up_s) / view.rate)
     why = f"{view.queued_work:.0f} tokens wait, {left:.0f} still would when a replica is there"
     return Need(code="backlog", count=count, why=why)
 
 
-def _kv(policy: ScalingPolicy, view: View) -> Need | None:
+def _kv(policy: ScalingPolicy, state: State, view: View) -> Need | None:
+    """On average, since a replica that joins a queue is full for a while."""
     ceiling = policy.kv_ceiling_percent / 100
-    if view.kv is None or view.kv <= ceiling:
+    if view.kv is None or min(view.kv, state.kv) <= ceiling or not is_steady(policy, state):
         return None
-    why = f"{view.kv:.0%} of KV in use, {ceiling:.0%} is the ceiling"
-    return Need(code="kv", count=math.ceil(view.ready * view.kv / ceiling), why=why)
+    why = f"{state.kv:.0%} of KV in use, {ceiling:.0%} is the ceiling"
+    return Need(code="kv", count=math.ceil(view.ready * state.kv / ceiling), why=why)
 
 
 def _wait(policy: ScalingPolicy, view: View) -> Need | None:

@@ -35,6 +35,10 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     late_since_ms: int | None = None  # objectives missed without a break
     forecast: Forecast = Forecast()
     sampled_ms: int = 0  # when the forecast had its last sample
+    slots: float = 0.0  # in use, of all, averaged
+    kv: float = 0.0
+    used_ms: int = 0
+    rate_guess: float = 0.0  # what a replica would do with all slots in use
     rate: float = 0.0  # work a second that one replica was measured to do
     rate_samples: int = 0
     rate_ms: int = 0

@@ -14,8 +14,7 @@ from control_plane.scaling.policy import ScalingPolicy
 from control_plane.scaling.signals import EVER_MS, Phase, Signal, Signals, fresh, mean, plight
 from control_plane.scaling.state import State
 
-BUSY_SLOTS = 0.9  # in use: such a replica shows what it can do
-WORKING = 0.5  # and one behind which something waits shows it from here on
+BUSY_SLOTS = 0.8  # in use on average: such a replica shows what it can do
 RATE_SAMPLES = 3  # before a measured rate is believed rather than the prior
 SLOTS_MIN = 0.05  # below this a quotient says nothing
 RATE_SMOOTHING = 0.3  # for each panic window
@@ -64,10 +63,11 @@ def look(policy: ScalingPolicy, state: State, signals: Signals) -> tuple[View, S
         alarms.append(f"{len(lost)} not ready after {policy.start_timeout_ms // 1000} s")
     queued = fresh(signals.queued, stale_ms)
     state = _steadied(state, len(ready))
-    state = _learn_rate(policy, state, fresh(signals.served, stale_ms), queued, slots)
+    state = _averaged(policy, state, slots, kv)
+    state = _learn_rate(policy, state, fresh(signals.served, stale_ms))
     if burst is not None:
         state = _sampled(policy, state, burst)
-    rate, rate_source = _rate(policy, state, signals, slots)
+    rate, rate_source = _rate(policy, state)
     cold_ms = _measured(signals.cold_start_ms, policy.cold_start_prior_ms)
     return View(
         ready=len(ready),
@@ -112,29 +112,40 @@ def _steadied(state: State, ready: int) -> State:
     return msgspec.structs.replace(state, ready=ready, ready_since_ms=state.elapsed_ms)
 
 
-def _learn_rate(
-    policy: ScalingPolicy,
-    state: State,
-    served: float | None,
-    queued: float | None,
-    slots: float | None,
-) -> State:
-    """A replica does what it was seen to do with work behind it, and never less than it did.
+def _averaged(policy: ScalingPolicy, state: State, slots: float | None, kv: float | None) -> State:
+    """Slots and KV in use, over about the window that `served` is measured over."""
+    dt_ms = state.elapsed_ms - state.used_ms
+    share = min(1.0, dt_ms / policy.panic_window_ms) if state.used_ms else 1.0
+    used = slots if slots is not None else kv
+    if used is None:
+        return state
+    full = state.kv if kv is None else state.kv + share * (kv - state.kv)
+    return msgspec.structs.replace(
+        state,
+        slots=state.slots + share * (min(1.0, used) - state.slots),
+        kv=full,
+        used_ms=state.elapsed_ms,
+    )
 
-    Only once the count has held for the window that `served` is measured over.
-    """
-    steady = state.elapsed_ms - state.ready_since_ms >= policy.panic_window_ms
-    if not served or not state.ready or not steady:
+
+def is_steady(policy: ScalingPolicy, state: State) -> bool:
+    """Whether as many replicas were ready all through the window that things are measured over."""
+    return state.elapsed_ms - state.ready_since_ms >= policy.panic_window_ms
+
+
+def _learn_rate(policy: ScalingPolicy, state: State, served: float | None) -> State:
+    """A replica does what it was seen to do with its slots in use, and never less than it did."""
+    if not served or not state.ready or state.slots < SLOTS_MIN or not is_steady(policy, state):
         return state
     each = served / state.ready
-    occupied = 1.0 if slots is None else slots
-    is_busy = occupied >= BUSY_SLOTS or (bool(queued) and occupied >= WORKING)
-    if not is_busy:
+    state = msgspec.structs.replace(state, rate_guess=each / state.slots)
+    if state.slots < BUSY_SLOTS:
         faster = state.rate_samples and each > state.rate
         return msgspec.structs.replace(state, rate=each) if faster else state
     since_ms = state.elapsed_ms - state.rate_ms
     share = min(1.0, RATE_SMOOTHING * since_ms / policy.panic_window_ms)
-    rate = state.rate + share * (each - state.rate) if state.rate_samples else each
+    full = state.rate_guess
+    rate = state.rate + share * (full - state.rate) if state.rate_samples else full
     return msgspec.structs.replace(
         state, rate=rate, rate_samples=state.rate_samples + 1, rate_ms=state.elapsed_ms
     )
@@ -152,17 +163,12 @@ def _sampled(policy: ScalingPolicy, state: State, burst: float) -> State:
     return msgspec.structs.replace(state, forecast=forecast, sampled_ms=state.elapsed_ms)
 
 
-def _rate(
-    policy: ScalingPolicy, state: State, signals: Signals, slots: float | None
-) -> tuple[float | None, str]:
+def _rate(policy: ScalingPolicy, state: State) -> tuple[float | None, str]:
     if state.rate_samples >= RATE_SAMPLES:
         return state.rate, "measured"
     if policy.work_rate_prior:
         return float(policy.work_rate_prior), "the policy's"
-    served = fresh(signals.served, policy.stale_ms)
-    if served and state.ready and slots is not None and slots >= SLOTS_MIN:
-        return served / state.ready / min(1.0, slots), "by slots in use"
-    return None, "unknown"
+    return (state.rate_guess, "by slots in use") if state.rate_guess else (None, "unknown")
 
 
 def _measured(signal: Signal, prior_ms: int) -> int:
