@@ -1,12 +1,11 @@
 """What a gateway reads from Postgres: keys, tenants and the routing view.
 
-With Postgres away each call says so within the pool's bounds. The one thing written is what
-safety policies did.
+A key never seen is one round trip, and so is a poll that finds less than a page of changes. With
+Postgres away each call says so within the pool's bounds. The one thing written is what safety
+policies did.
 """
 
 from collections.abc import Sequence
-
-import msgspec
 
 from core.registry import RoutingView
 from core.tenancy import KeyRecord, Tenant
@@ -14,7 +13,7 @@ from gateway.auth import SourceAwayError, TenancyChanges
 from store.changes import current_change
 from store.postgres import Connection, Postgres, StoreAwayError
 from store.routing_view import routing_view
-from store.safety import NewHit, assigned, record_hits
+from store.safety import NewHit, record_hits
 from store.tenants import CHANGES_MAX, changes_since, key_by_digest
 
 
@@ -31,11 +30,7 @@ class PostgresSource:
         """The key and its tenant, revoked and disabled ones included."""
         try:
             async with self._postgres.connection() as conn:
-                found = await key_by_digest(conn, digest)
-                if found is None:
-                    return None
-                (tenant,) = await _with_safety(conn, (found[1],))
-                return found[0], tenant
+                return await key_by_digest(conn, digest)
         except StoreAwayError as error:
             raise SourceAwayError(str(error)) from error
 
@@ -57,8 +52,7 @@ class PostgresSource:
             page = await changes_since(conn, cursor, limit=self._changes_max)
             keys, tenants, cursor = keys + page.keys, tenants + page.tenants, page.version
             if max(len(page.keys), len(page.tenants)) < self._changes_max:
-                whole = await _with_safety(conn, tenants)
-                return TenancyChanges(keys=keys, tenants=whole, cursor=cursor)
+                return TenancyChanges(keys=keys, tenants=tenants, cursor=cursor)
 
     async def record_hits(self, hits: Sequence[NewHit]) -> None:
         """Keep them. Raises SourceAwayError."""
@@ -76,13 +70,3 @@ class PostgresSource:
         except StoreAwayError as error:
             raise SourceAwayError(str(error)) from error
         return self._view
-
-
-async def _with_safety(conn: Connection, tenants: Sequence[Tenant]) -> tuple[Tenant, ...]:
-    """With the policies that hold for them, read after the tenants: newer ones are told again."""
-    if not tenants:
-        return ()
-    policies = await assigned(conn, [tenant.id for tenant in tenants])
-    return tuple(
-        msgspec.structs.replace(tenant, safety=policies.get(tenant.id)) for tenant in tenants
-    )

@@ -4,13 +4,12 @@ Versions are written once. A change of what holds for a tenant is a change of th
 takes a number from the `tenancy` clock, so gateways read it as they read any other.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 from psycopg.types.json import Jsonb
 
-from core.safety.policy import Action, Assigned, Policy, Rule, Stage
+from core.safety.policy import Action, Policy, Rule, Stage
 from store.postgres import Connection
 from store.queries import load
 from store.rows import struct_row
@@ -60,14 +59,6 @@ class HitRow(NewHit, frozen=True, kw_only=True):
     """As it is kept."""
 
     id: int
-
-
-class _AssignedRow(msgspec.Struct, frozen=True, kw_only=True):
-    tenant_id: str
-    keep_text: bool
-    name: str
-    version: int
-    rules: list[Any]
 
 
 async def put_policy(conn: Connection, name: str, policy: Policy, hold_chars: int) -> PolicyRow:
@@ -128,30 +119,6 @@ async def assignment(conn: Connection, tenant_id: str) -> Assignment | None:
     async with conn.cursor(row_factory=struct_row(Assignment)) as cursor:
         await cursor.execute(_sql["assignment"], {"tenant_id": tenant_id})
         return await cursor.fetchone()
-
-
-async def assigned(conn: Connection, tenant_ids: Iterable[str]) -> Mapping[str, Assigned]:
-    """What holds for each of these tenants, by id; nothing for one without a policy."""
-    async with conn.cursor(row_factory=struct_row(_AssignedRow)) as cursor:
-        await cursor.execute(_sql["assigned"], {"tenant_ids": list(tenant_ids)})
-        rows = await cursor.fetchall()
-    return {
-        row.tenant_id: Assigned(
-            name=row.name,
-            version=row.version,
-            policy=_readable(row.rules),
-            keep_text=row.keep_text,
-        )
-        for row in rows
-    }
-
-
-def _readable(rules: list[Any]) -> Policy | None:
-    """One tenant's policy that we do not understand must not keep us from reading the others'."""
-    try:
-        return msgspec.convert({"rules": rules}, Policy)
-    except msgspec.ValidationError:
-        return None
 
 
 async def record_hits(conn: Connection, hits: Sequence[NewHit]) -> None:

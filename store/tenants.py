@@ -8,15 +8,16 @@ from collections.abc import Mapping
 
 import msgspec
 
-from core.allowance import NOTHING_SAID, Allowance, OutputPolicy, SaidRow, layered, said_by
+from core.allowance import NOTHING_SAID, Allowance, OutputPolicy
 from core.ids import KeyId, TenantId
 from core.tenancy import KeyRecord, Tenant
 from store.accounts import open_account, set_hard_cap
-from store.changes import current_change, next_change
+from store.changes import next_change
 from store.limits import say
 from store.postgres import Connection
 from store.queries import load
 from store.rows import struct_row
+from store.tenant_rows import ChangedRow, Changes, FoundRow, TenantRow
 
 CHANGES_MAX = 1000
 
@@ -50,82 +51,6 @@ class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     created_ms: int
     revoked_ms: int | None
-
-
-class Changes(msgspec.Struct, frozen=True, kw_only=True):
-    """Keys and tenants as they are now, and the number to ask from next time."""
-
-    keys: tuple[KeyRecord, ...]
-    tenants: tuple[Tenant, ...]
-    version: int
-
-
-class _TenantRow(msgspec.Struct, frozen=True, kw_only=True):
-    id: TenantId
-    name: str
-    salt: bytes
-    said: list[SaidRow] | None
-    output_policy: OutputPolicy
-    overload_output_tokens: int
-    weight: int
-    price_book: str
-    tier: str
-    billed: bool
-    disabled: bool
-    version: int
-    hard_cap_micro: int | None
-    hard_capped: bool
-    models: tuple[str, ...] | None
-
-    def tenant(self) -> Tenant:
-        said = self.said or []
-        by_model = layered(said_by(said, "tenant"), said_by(said, "tier"))
-        whole = by_model.pop("")
-        return Tenant(
-            id=self.id,
-            name=self.name,
-            salt=self.salt,
-            limits=whole.limits,
-            bounds=whole.bounds,
-            key_allowance=said_by(said, "tier_key").get("", NOTHING_SAID),
-            model_allowances=by_model,
-            output_policy=self.output_policy,
-            overload_output_tokens=self.overload_output_tokens,
-            weight=self.weight,
-            hard_cap_micro=self.hard_cap_micro,
-            price_book=self.price_book,
-            tier=self.tier,
-            billed=self.billed,
-            hard_capped=self.hard_capped,
-            models=self.models,
-            disabled=self.disabled,
-            version=self.version,
-        )
-
-
-class _KeyRow(msgspec.Struct, frozen=True, kw_only=True):
-    id: KeyId
-    tenant_id: TenantId
-    name: str
-    revoked: bool
-    hard_capped: bool
-    said: list[SaidRow] | None
-    models: tuple[str, ...] | None
-    version: int
-
-    def key(self) -> KeyRecord:
-        by_model = said_by(self.said or [], "key")
-        return KeyRecord(
-            id=self.id,
-            tenant_id=self.tenant_id,
-            name=self.name,
-            revoked=self.revoked,
-            hard_capped=self.hard_capped,
-            allowance=by_model.pop("", NOTHING_SAID),
-            model_allowances=by_model,
-            models=self.models,
-            version=self.version,
-        )
 
 
 async def create_tenant(conn: Connection, new: NewTenant) -> bool:
@@ -230,31 +155,29 @@ async def revoke_key(conn: Connection, key_id: str) -> KeyRow | None:
 
 
 async def key_by_digest(conn: Connection, digest: bytes) -> tuple[KeyRecord, Tenant] | None:
-    """The key and its tenant, revoked and disabled ones included."""
-    async with conn.cursor(row_factory=struct_row(_KeyRow)) as cursor:
+    """The key and its tenant with its safety policy, revoked and disabled ones included."""
+    async with conn.cursor(row_factory=struct_row(FoundRow)) as cursor:
         await cursor.execute(_sql["key_by_digest"], {"digest": digest})
         row = await cursor.fetchone()
-    if row is None:
-        return None
-    return row.key(), await _there(conn, row.tenant_id)
+    return None if row is None else row.found()
 
 
 async def changes_since(conn: Connection, since: int, *, limit: int = CHANGES_MAX) -> Changes:
-    """What changed after number `since`, at most `limit` of each kind.
+    """What changed after number `since`, at most `limit` of each kind, with safety policies.
 
     Start from `current_change(conn, "tenancy")`, read before the first row is cached.
     """
-    # The clock first: a row that changes while we read is then told twice, never missed.
-    version = await current_change(conn, "tenancy")
     values = {"since": since, "limit": limit}
-    async with conn.cursor(row_factory=struct_row(_KeyRow)) as cursor:
-        await cursor.execute(_sql["keys_changed_since"], values)
-        keys = [row.key() for row in await cursor.fetchall()]
-    tenants = await _tenants(conn, "tenants_changed_since", values)
-    for rows in (keys, tenants):
+    async with conn.cursor(row_factory=struct_row(ChangedRow)) as cursor:
+        await cursor.execute(_sql["changed_since"], values)
+        row = await cursor.fetchone()
+    assert row is not None, "it has no source of rows that could be empty"
+    changes = row.changes()
+    version = changes.version
+    for rows in (changes.keys, changes.tenants):
         if len(rows) == limit:
             version = min(version, rows[-1].version)
-    return Changes(keys=tuple(keys), tenants=tuple(tenants), version=version)
+    return msgspec.structs.replace(changes, version=version)
 
 
 async def _there(conn: Connection, tenant_id: str) -> Tenant:
@@ -264,6 +187,6 @@ async def _there(conn: Connection, tenant_id: str) -> Tenant:
 
 
 async def _tenants(conn: Connection, statement: str, values: Mapping[str, object]) -> list[Tenant]:
-    async with conn.cursor(row_factory=struct_row(_TenantRow)) as cursor:
+    async with conn.cursor(row_factory=struct_row(TenantRow)) as cursor:
         await cursor.execute(_sql[statement], values)
         return [row.tenant() for row in await cursor.fetchall()]

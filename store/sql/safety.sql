@@ -43,18 +43,6 @@ SELECT tenant_id FROM tenant_safety
  WHERE policy = :policy AND version IS NULL
  ORDER BY tenant_id;
 
--- name: assigned
--- What holds for these tenants; none for one without a policy.
-SELECT t.tenant_id, t.keep_text, p.name, p.version, p.rules
-  FROM tenant_safety t
- CROSS JOIN LATERAL (
-     SELECT s.name, s.version, s.rules FROM safety_policies s
-      WHERE s.name = t.policy AND (t.version IS NULL OR s.version = t.version)
-      ORDER BY s.version DESC
-      LIMIT 1
- ) p
- WHERE t.tenant_id = ANY(:tenant_ids);
-
 -- name: record_hit
 INSERT INTO safety_hits (at, tenant_id, request_id, policy, policy_version, rule, stage, action,
                          choice, chars, text)

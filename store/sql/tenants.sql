@@ -8,18 +8,7 @@ ON CONFLICT (name) DO NOTHING
 RETURNING id;
 
 -- name: tenant_by_id
-SELECT t.id, t.name, t.salt, t.output_policy, t.overload_output_tokens, t.weight, t.price_book, t.tier, t.billed,
-       t.disabled, t.version, a.hard_cap_micro,
-       (SELECT jsonb_agg(l.said) FROM limits_said l
-         WHERE (l.subject, l.id) IN (('tenant', t.id), ('tier', t.tier), ('tier_key', t.tier))
-       ) AS said,
-       a.hard_cap_micro IS NOT NULL OR a.prepaid OR EXISTS (
-           SELECT FROM caps c
-            WHERE c.tenant_id = t.id AND c.key_id = '' AND c.hard_micro IS NOT NULL
-       ) AS hard_capped,
-       (SELECT m.models FROM model_access m WHERE m.tenant_id = t.id AND m.key_id = '') AS models
-  FROM tenants t JOIN accounts a ON a.tenant_id = t.id
- WHERE t.id = :id;
+SELECT * FROM tenant_rows WHERE id = :id;
 
 -- name: tenant_id_by_name
 SELECT id FROM tenants WHERE name = :name;
@@ -29,19 +18,9 @@ SELECT id FROM price_books WHERE id = :book;
 
 -- name: tenants_page
 -- In order of name, after :after; :name narrows to one where it is given.
-SELECT t.id, t.name, t.salt, t.output_policy, t.overload_output_tokens, t.weight, t.price_book, t.tier, t.billed,
-       t.disabled, t.version, a.hard_cap_micro,
-       (SELECT jsonb_agg(l.said) FROM limits_said l
-         WHERE (l.subject, l.id) IN (('tenant', t.id), ('tier', t.tier), ('tier_key', t.tier))
-       ) AS said,
-       a.hard_cap_micro IS NOT NULL OR a.prepaid OR EXISTS (
-           SELECT FROM caps c
-            WHERE c.tenant_id = t.id AND c.key_id = '' AND c.hard_micro IS NOT NULL
-       ) AS hard_capped,
-       (SELECT m.models FROM model_access m WHERE m.tenant_id = t.id AND m.key_id = '') AS models
-  FROM tenants t JOIN accounts a ON a.tenant_id = t.id
- WHERE t.name > :after AND (:name = '' OR t.name = :name)
- ORDER BY t.name
+SELECT * FROM tenant_rows
+ WHERE name > :after AND (:name = '' OR name = :name)
+ ORDER BY name
  LIMIT :limit;
 
 -- name: lock_tenant
@@ -57,37 +36,22 @@ UPDATE tenants
 -- name: touch_tenant
 UPDATE tenants SET version = :version WHERE id = :id;
 
--- name: tenants_changed_since
-SELECT t.id, t.name, t.salt, t.output_policy, t.overload_output_tokens, t.weight, t.price_book, t.tier, t.billed,
-       t.disabled, t.version, a.hard_cap_micro,
-       (SELECT jsonb_agg(l.said) FROM limits_said l
-         WHERE (l.subject, l.id) IN (('tenant', t.id), ('tier', t.tier), ('tier_key', t.tier))
-       ) AS said,
-       a.hard_cap_micro IS NOT NULL OR a.prepaid OR EXISTS (
-           SELECT FROM caps c
-            WHERE c.tenant_id = t.id AND c.key_id = '' AND c.hard_micro IS NOT NULL
-       ) AS hard_capped,
-       (SELECT m.models FROM model_access m WHERE m.tenant_id = t.id AND m.key_id = '') AS models
-  FROM tenants t JOIN accounts a ON a.tenant_id = t.id
- WHERE t.version > :since
- ORDER BY t.version
- LIMIT :limit;
-
 -- name: create_key
 INSERT INTO api_keys (id, tenant_id, name, public, digest, version)
 VALUES (:id, :tenant_id, :name, :public, :digest, :version);
 
 -- name: key_by_digest
-SELECT k.id, k.tenant_id, k.name, k.revoked_at IS NOT NULL AS revoked, k.version,
-       (SELECT jsonb_agg(l.said) FROM limits_said l
-         WHERE l.subject = 'key' AND l.id = k.id) AS said,
-       EXISTS (
-           SELECT FROM caps c
-            WHERE c.tenant_id = k.tenant_id AND c.key_id = k.id AND c.hard_micro IS NOT NULL
-       ) AS hard_capped,
-       (SELECT m.models FROM model_access m
-         WHERE m.tenant_id = k.tenant_id AND m.key_id = k.id) AS models
-  FROM api_keys k WHERE k.digest = :digest;
+-- All that a gateway caches of it, in one round trip.
+SELECT to_jsonb(k) AS key,
+       to_jsonb(t) || jsonb_build_object(
+           'salt', encode(t.salt, 'base64'), 'safety', to_jsonb(s) - 'tenant_id') AS tenant,
+       (SELECT jsonb_agg(jsonb_build_object('name', p.name, 'version', p.version, 'rules', p.rules))
+          FROM safety_policies p WHERE p.name = s.name AND p.version = s.version) AS policies
+  FROM api_keys a
+  JOIN key_rows k ON k.id = a.id
+  JOIN tenant_rows t ON t.id = k.tenant_id
+  LEFT JOIN safety_held s ON s.tenant_id = t.id
+ WHERE a.digest = :digest;
 
 -- name: key_by_id
 SELECT id, tenant_id, name, public, version,
@@ -115,17 +79,23 @@ RETURNING id, tenant_id, name, public, version,
           CAST(floor(extract(epoch FROM created_at) * 1000) AS bigint) AS created_ms,
           CAST(floor(extract(epoch FROM revoked_at) * 1000) AS bigint) AS revoked_ms;
 
--- name: keys_changed_since
-SELECT k.id, k.tenant_id, k.name, k.revoked_at IS NOT NULL AS revoked, k.version,
-       (SELECT jsonb_agg(l.said) FROM limits_said l
-         WHERE l.subject = 'key' AND l.id = k.id) AS said,
-       EXISTS (
-           SELECT FROM caps c
-            WHERE c.tenant_id = k.tenant_id AND c.key_id = k.id AND c.hard_micro IS NOT NULL
-       ) AS hard_capped,
-       (SELECT m.models FROM model_access m
-         WHERE m.tenant_id = k.tenant_id AND m.key_id = k.id) AS models
-  FROM api_keys k
- WHERE k.version > :since
- ORDER BY k.version
- LIMIT :limit;
+-- name: changed_since
+-- By one snapshot: whoever has seen the clock has seen every row up to it. A policy is told once,
+-- however many of these tenants have it.
+WITH changed_keys AS (
+    SELECT * FROM key_rows WHERE version > :since ORDER BY version LIMIT :limit
+), changed_tenants AS (
+    SELECT * FROM tenant_rows WHERE version > :since ORDER BY version LIMIT :limit
+), held AS (
+    SELECT * FROM safety_held WHERE tenant_id IN (SELECT id FROM changed_tenants)
+)
+SELECT (SELECT value FROM change_clock WHERE stream = 'tenancy') AS version,
+       (SELECT jsonb_agg(to_jsonb(k) ORDER BY k.version) FROM changed_keys k) AS keys,
+       (SELECT jsonb_agg(
+           to_jsonb(t) || jsonb_build_object(
+               'salt', encode(t.salt, 'base64'), 'safety', to_jsonb(s) - 'tenant_id')
+            ORDER BY t.version)
+          FROM changed_tenants t LEFT JOIN held s ON s.tenant_id = t.id) AS tenants,
+       (SELECT jsonb_agg(jsonb_build_object('name', p.name, 'version', p.version, 'rules', p.rules))
+          FROM safety_policies p
+         WHERE (p.name, p.version) IN (SELECT name, version FROM held)) AS policies;

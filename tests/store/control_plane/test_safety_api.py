@@ -85,8 +85,10 @@ async def test_a_tenant_has_the_newest_version_or_the_one_it_was_given(plane):
     await put(plane, name, RULE | {"replacement": "#"})
     services = plane.services
     async with services.postgres.connection() as conn:
-        holds = await safety.assigned(conn, [tenant, other])
+        changes = await changes_since(conn, 0, limit=100_000)
+    holds = {row.id: row.safety for row in changes.tenants}
     assert (holds[tenant].version, holds[other].version) == (2, 1)
+    assert (holds[tenant].keep_text, holds[other].keep_text) == (False, True)
     assert isinstance(holds[tenant].policy, Policy)
 
 
