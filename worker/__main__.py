@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import uvicorn
 import uvloop
@@ -23,22 +23,24 @@ from worker.watchdog import EXIT_STUCK, ProcessGuard
 
 
 class HTTPServer(uvicorn.Server):
-    """Uvicorn's, but that a signal only asks it to exit.
+    """Uvicorn's, but that a signal asks the worker to end, which serves until it has drained.
 
-    Uvicorn raises it again when its connections are done, which would end the process before the
-    last beat and the last journal entries have left.
+    Uvicorn would stop listening at once, so that nobody could ask how it is or abort, and raise
+    the signal again when its connections are done, before the last beat and the last journal
+    entries have left.
     """
+
+    def __init__(self, config: uvicorn.Config, on_signal: Callable[[], object]) -> None:
+        super().__init__(config)
+        self._on_signal = on_signal
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """See `uvicorn.Server`."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._exit)
+            loop.add_signal_handler(number, self._on_signal)
         yield  # and on: what comes after still takes its time
-
-    def _exit(self) -> None:
-        self.should_exit = True
 
 
 def main(load: Load = load_model) -> int:
@@ -62,7 +64,8 @@ def main(load: Load = load_model) -> int:
             lifespan="off",
             timeout_keep_alive=120,  # gateways keep connections; they close them first
             timeout_graceful_shutdown=settings.drain_timeout_s + 5,
-        )
+        ),
+        worker.end,
     )
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

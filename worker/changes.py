@@ -3,15 +3,22 @@
     POST /sleep    {"level": 1 or 2}
     POST /wake
     POST /version  {"version": hash or name, "deployment": name, or "" for the version's own}
+    POST /drain    {"within_ms": until what still runs is ended, "reason": text}
 
-Answered when it is done. A peer that leaves meanwhile changes nothing. Refused: 400 for what is
-no such message, 404 for an unknown version, 409 for the wrong moment, 503 where it failed.
+A drain is answered at once, with 202: it is how a machine that is taken back says so. The others
+are answered when done. A peer that leaves meanwhile changes nothing. Refused: 400 for what is no
+such message, 404 for an unknown version, 409 for the wrong moment, 503 where it failed.
 """
 
 import asyncio
-from typing import Any, Literal, Protocol
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
+
+from core.protocol import ProtocolError
+
+DRAIN_MS_MAX = 86_400_000
 
 
 class ChangeError(Exception):
@@ -33,6 +40,25 @@ class VersionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     version: str
     deployment: str = ""
+
+
+class DrainRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of `POST /drain`; null is the worker's own `drain_timeout_s`."""
+
+    within_ms: Annotated[int, msgspec.Meta(ge=0, le=DRAIN_MS_MAX)] | None = None
+    reason: Annotated[str, msgspec.Meta(min_length=1, max_length=200)] = "the worker was told to"
+
+
+# Why, and within how many milliseconds; answers how many are left by the earliest deadline.
+Drain = Callable[[str, int | None], int]
+
+
+def decode_drain(body: bytes) -> DrainRequest:
+    """Raises ProtocolError."""
+    try:
+        return msgspec.json.decode(body or b"{}", type=DrainRequest)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(str(error)) from error
 
 
 class Changes(Protocol):

@@ -49,7 +49,10 @@ class FencedError(Exception):
 
 
 class ControlLink:
-    """Runs until cancelled. `on_drain` is called once, when the control plane asks for it."""
+    """Runs until cancelled. `on_drain` hears how long, each time the control plane asks for it.
+
+    It registers again whenever its capacity is another: before a load it holds nothing.
+    """
 
     def __init__(
         self,
@@ -59,7 +62,9 @@ class ControlLink:
         capacity: Callable[[], Capacity],
         can_resume: bool,
         left_behind: list[LeftBehind],
-        on_drain: Callable[[], None],
+        on_drain: Callable[[int | None], None],
+        age_ms: Callable[[], int] = lambda: 0,
+        ending: Callable[[], tuple[str, int | None]] = lambda: ("", None),
     ) -> None:
         self._settings = settings
         self._server = server
@@ -67,9 +72,11 @@ class ControlLink:
         self._can_resume = can_resume
         self._left_behind = list(left_behind)
         self._on_drain = on_drain
+        self._age_ms = age_ms
+        self._ending = ending
+        self._told_capacity: Capacity | None = None
         self._beat_seq = 0
         self._interval_s = 1.0
-        self._draining = False
         self._client = httpx.AsyncClient(
             base_url=settings.control_plane_url, timeout=REQUEST_TIMEOUT_S
         )
@@ -103,7 +110,7 @@ class ControlLink:
         """Tell the present state now; not being heard is not an error."""
         try:
             await self._beat()
-        except (*AWAY, FencedError) as error:
+        except Exception as error:  # noqa: BLE001 - the loop beats too, and ends for what it must
             _log.info("a beat was not heard", extra={"facts": {"reason": str(error)}})
 
     async def close(self) -> None:
@@ -116,7 +123,7 @@ class ControlLink:
         await self._client.aclose()
 
     async def _register(self) -> None:
-        settings = self._settings
+        settings, capacity = self._settings, self._capacity()
         reply = await self._post(
             "/fleet/register",
             Register(
@@ -127,11 +134,13 @@ class ControlLink:
                 region=settings.region,
                 version=settings.model_version,
                 state=self._server.lifecycle.state,
-                capacity=self._capacity(),
+                capacity=capacity,
                 can_resume=self._can_resume,
+                age_ms=self._age_ms(),
             ),
             Registered,
         )
+        self._told_capacity = capacity
         self._interval_s = reply.beat_interval_ms / 1000
 
     async def _beat_for_ever(self) -> None:
@@ -140,9 +149,12 @@ class ControlLink:
             await asyncio.sleep(self._interval_s)
 
     async def _beat(self) -> None:
+        if self._told_capacity not in (None, self._capacity()):
+            await self._register()
         self._beat_seq += 1
         load = self._server.load()
         engine = self._server.engine_load()
+        reason, drain_ms = self._ending()
         beat = Beat(
             replica_id=self._settings.replica_id,
             boot_id=self._server.boot_id,
@@ -152,13 +164,14 @@ class ControlLink:
             running=load.running,
             waiting=load.waiting,
             steps=engine.steps if engine is not None else 0,
+            drain_reason=reason,
+            drain_ms=drain_ms,
         )
         reply = await self._post("/fleet/beat", beat, BeatReply)
         if not reply.known:
             await self._register()
-        if reply.drain and not self._draining:
-            self._draining = True
-            self._on_drain()
+        if reply.drain:
+            self._on_drain(reply.drain_ms)
 
     async def _deliver_for_ever(self) -> None:
         while self._left_behind:

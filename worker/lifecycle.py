@@ -2,12 +2,14 @@
 
 from core.fleet import ReplicaState
 
+ASLEEP = "asleep"
+
 
 class Lifecycle:
     """starting -> loading -> warming -> ready -> draining -> stopped; never backwards.
 
     A ready worker may be away for a while (asleep, waking, changing) and come back. To the
-    fleet it is then WARMING: alive, and not to be placed on.
+    fleet it is then SLEEPING, or WARMING while it comes back: alive, and not to be placed on.
     """
 
     _ORDER = (
@@ -39,7 +41,9 @@ class Lifecycle:
     @property
     def state(self) -> ReplicaState:
         """As the fleet knows it."""
-        return ReplicaState.WARMING if self.away and self.is_up else self._at
+        if not self.away or not self.is_up:
+            return self._at
+        return ReplicaState.SLEEPING if self.away == ASLEEP else ReplicaState.WARMING
 
     @property
     def word(self) -> str:

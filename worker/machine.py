@@ -108,6 +108,18 @@ def cores(root: Path = Path("/"), allowed: int | None = None) -> int:
     return found
 
 
+def process_age_s(root: Path = Path("/")) -> float:
+    """Since the kernel started this process: imports are a part of a cold start. 0: unknown."""
+    after_name = _text(root / "proc/self/stat").rpartition(")")[2].split()
+    uptime = _text(root / "proc/uptime").split()
+    try:
+        # The 22nd field; the first two end with the name's bracket.
+        started_s = int(after_name[19]) / os.sysconf("SC_CLK_TCK")
+        return max(0.0, float(uptime[0]) - started_s)
+    except (IndexError, ValueError):
+        return 0.0
+
+
 def trim() -> None:
     """Have the allocator return what is free in the middle of its heap. Only glibc's can."""
     libc = ctypes.CDLL(None)

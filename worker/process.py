@@ -1,21 +1,24 @@
 """One life of a worker process, from the first probe to the last journal entry.
 
-serve probes ─► load, warm ─► register, beat, deliver ─► SIGTERM ─► drain ─► say goodbye
+serve, register, beat, deliver ─► load ─► warm ─► ready ─► asked to end ─► drain ─► goodbye
 
-A change of version ends a boot, not the process: its journal is closed, and another boot id,
-journal and link go on.
+It answers probes and aborts until it has drained. A change of version ends a boot, not the
+process: its journal is closed, and another boot id, journal and link go on.
 """
 
 import asyncio
 import logging
+import time
 from pathlib import Path
 from typing import Protocol
 
 from core.fleet import Capacity, ReplicaState
 from worker.attempts import wall_ms
 from worker.control_link import ControlLink, FencedError
+from worker.ending import Ending
 from worker.journal import Journal, LeftBehind, left_behind
 from worker.lifecycle import Lifecycle
+from worker.machine import process_age_s
 from worker.metrics import Metrics
 from worker.server import Server
 from worker.serving import POLL_S, Load, Resolve, Serving
@@ -26,6 +29,8 @@ EXIT_FAILED = 1
 EXIT_FENCED = 3
 # For streams to be told that their engine is stuck.
 FLUSH_S = 2.0
+BY_FLEET = "the fleet drains it"
+BY_SIGNAL = "its process was asked to end"
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +41,7 @@ class HTTPServer(Protocol):
     should_exit: bool
 
     async def serve(self) -> None:
-        """Until `should_exit`, which SIGTERM sets too; then until connections are done."""
+        """Until `should_exit`; then until connections are done."""
 
 
 def _as_given(settings: WorkerSettings) -> WorkerSettings:
@@ -66,8 +71,10 @@ class Worker:
         self._left_behind: list[LeftBehind] = []
         self._journal = self._open_journal(boot_id)
         self._lifecycle = Lifecycle()
+        self._ending = Ending()
+        self._drain_ms = settings.drain_timeout_s * 1000
+        self._began_s = time.monotonic() - process_age_s()
         self._status: int | None = None  # once it is clear how this ends
-        self._http: HTTPServer | None = None
         self._link: ControlLink | None = None
         self._linking: asyncio.Task[None] | None = None
         self.server = Server(
@@ -89,38 +96,58 @@ class Worker:
             guard=guard or NoGuard(),
         )
         self.server.changes = self._serving
+        self.server.drain = self.end
+
+    def end(self, reason: str = BY_SIGNAL, within_ms: int | None = None) -> int:
+        """Drain, and end: null is `drain_timeout_s`. Returns the milliseconds that are left.
+
+        Of SIGTERM too, and called in the event loop. The fleet hears of it with the next beat.
+        """
+        self._ask(reason, within_ms)
+        return self._ending.left_ms(_monotonic_ms())
 
     async def run(self, http: HTTPServer) -> int:
         """The exit status. Raises what loading raises."""
-        self._http = http
         serving = asyncio.create_task(http.serve())
         try:
             return await self._live(http, serving)
         finally:
             http.should_exit = True
-            await serving
+            self._lifecycle.advance(ReplicaState.STOPPED)
+            await self._end_link(serving)
             self._serving.stop()
             self._journal.close()
 
     async def _live(self, http: HTTPServer, serving: asyncio.Task[None]) -> int:
         self._lifecycle.advance(ReplicaState.LOADING)
+        self._begin_link()
         await self._serving.start()
         if serving.done():
-            return 0
-        self._lifecycle.advance(ReplicaState.READY)
-        self._begin_link()
-        # Flags that uvicorn's signal handler and other threads set: there is nothing to wait on.
-        while not (http.should_exit or self._ended):  # noqa: ASYNC110 - see above
+            return self._status or 0
+        self._lifecycle.advance(ReplicaState.WARMING)
+        if not self._asked_to_end(http):
+            await self._serving.warm()
+            self._lifecycle.advance(ReplicaState.READY)
+        await self._tell()
+        # Flags that signal handlers and other threads set: there is nothing to wait on.
+        while not self._asked_to_end(http):  # noqa: ASYNC110 - see above
             await asyncio.sleep(POLL_S)
         self._lifecycle.advance(ReplicaState.DRAINING)
         if self._status == EXIT_STUCK:
             await self._flush()
         else:
-            await self._serving.drain()
-        self._lifecycle.advance(ReplicaState.STOPPED)
-        http.should_exit = True
-        await self._end_link(serving)
+            await self._serving.drain(lambda: self._ending.left_ms(_monotonic_ms()) / 1000)
         return self._status or 0
+
+    def _asked_to_end(self, http: HTTPServer) -> bool:
+        if self._ended or http.should_exit:
+            self._ask(BY_SIGNAL, None)
+        return self._ending.asked
+
+    def _ask(self, reason: str, within_ms: int | None, *, by_fleet: bool = False) -> None:
+        within_ms = self._drain_ms if within_ms is None else within_ms
+        now_ms = _monotonic_ms()
+        self._ending.ask(reason, within_ms=within_ms, now_ms=now_ms, by_fleet=by_fleet)
 
     @property
     def _ended(self) -> bool:
@@ -150,14 +177,17 @@ class Worker:
             capacity=self._capacity,
             can_resume=True,
             left_behind=self._left_behind,
-            on_drain=self._drain,
+            on_drain=lambda within_ms: self._ask(BY_FLEET, within_ms, by_fleet=True),
+            age_ms=lambda: int((time.monotonic() - self._began_s) * 1000),
+            ending=lambda: self._ending.told(_monotonic_ms()),
         )
         self._linking = asyncio.create_task(self._link.run())
         self._linking.add_done_callback(self._on_link_ended)
 
     async def _end_link(self, *others: asyncio.Task[None]) -> None:
-        assert self._link is not None
-        assert self._linking is not None
+        if self._link is None or self._linking is None:
+            await asyncio.gather(*others, return_exceptions=True)
+            return
         self._linking.cancel()
         await asyncio.gather(self._linking, *others, return_exceptions=True)
         await self._link.close()
@@ -171,15 +201,12 @@ class Worker:
             _log.error("fenced", extra={"facts": {"reason": str(error)}})
         self._status = EXIT_FENCED if isinstance(error, FencedError) else EXIT_FAILED
 
-    def _drain(self) -> None:
-        assert self._http is not None
-        self._http.should_exit = True
-
     async def _change_boot(self, boot_id: str, settings: WorkerSettings) -> None:
         """What the old boot has still to tell goes the way of an earlier life's journal."""
         _log.info("another boot", extra={"facts": {"boot": boot_id, "of": settings.model_version}})
         await self._end_link()
         self._journal.close()
+        self._began_s = time.monotonic()
         self._journal = self._open_journal(boot_id)
         self.server.begin(boot_id, self._journal)
         self._begin_link()
@@ -190,10 +217,21 @@ class Worker:
 
     def _capacity(self) -> Capacity:
         bounds = self._serving.bounds
-        assert bounds is not None
+        if bounds is None:
+            settings = self._serving.settings
+            return Capacity(
+                kv_blocks=0,
+                block_tokens=settings.block_tokens,
+                context_tokens=1,
+                sequences=settings.max_sequences,
+            )
         return Capacity(
             kv_blocks=bounds.kv_blocks,
             block_tokens=bounds.block_tokens,
             context_tokens=bounds.context_tokens,
             sequences=bounds.max_sequences,
         )
+
+
+def _monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000

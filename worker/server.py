@@ -28,7 +28,7 @@ from core.protocol import (
     encode_frame,
 )
 from worker.attempts import Attempt, Attempts, Key, wall_ms
-from worker.changes import Changes, ask
+from worker.changes import Changes, Drain, ask, decode_drain
 from worker.events import Emit, EngineLoad
 from worker.journal import Journal
 from worker.lifecycle import Lifecycle
@@ -84,6 +84,7 @@ class Server:
         self.engine: EngineFace | None = None
         self.version = ""
         self.changes: Changes | None = None
+        self.drain: Drain | None = None
         self.boot_id = boot_id
         self.attempts = Attempts(journal, metrics)
         self.journal = journal
@@ -135,7 +136,7 @@ class Server:
                 await self._generate(receive, send)
             case "POST", ["abort", attempt]:
                 await self._abort(attempt, send)
-            case "POST", ["sleep" | "wake" | "version" as change]:
+            case "POST", ["sleep" | "wake" | "version" | "drain" as change]:
                 await self._change(change, receive, send)
             case _:
                 await _answer(send, 404, {"error": f"no {method} {path} here"})
@@ -200,11 +201,26 @@ class Server:
         except (ProtocolError, BodyTooLargeError) as error:
             await _answer(send, 400, {"error": str(error) or "too long"})
             return
+        if change == "drain":
+            await self._be_drained(body, send)
+            return
         status, answer = await ask(self.changes, change, body)
         if status == HTTPStatus.OK:
             self.metrics.changes.labels(change).inc()
         now = {"state": self.lifecycle.word, "version": self.version, "boot_id": self.boot_id}
         await _answer(send, status, now | answer)
+
+    async def _be_drained(self, body: bytes, send: Send) -> None:
+        try:
+            asked = decode_drain(body)
+        except ProtocolError as error:
+            await _answer(send, 400, {"error": str(error)})
+            return
+        if self.drain is None:
+            await _answer(send, 409, {"error": "this worker cannot be drained"})
+            return
+        within_ms = self.drain(asked.reason, asked.within_ms)
+        await _answer(send, 202, {"within_ms": within_ms, "boot_id": self.boot_id})
 
     async def _abort(self, attempt: str, send: Send) -> None:
         request_id, _, number = attempt.rpartition(":")

@@ -24,16 +24,18 @@ from artifacts.errors import ArtifactError
 from core import ids
 from worker.changes import ChangeError
 from worker.engine import Engine, EngineConfig
+from worker.lifecycle import ASLEEP
 from worker.machine import trim
 from worker.memory import DoesNotFitError
 from worker.server import Server
 from worker.settings import WorkerSettings
+from worker.warming import warm
 from worker.watchdog import Guard, Watchdog
 
 POLL_S = 0.05
 ENGINE_STOP_TIMEOUT_S = 5.0
 
-ASLEEP, WAKING, CHANGING = "asleep", "waking", "changing"
+WAKING, CHANGING = "waking", "changing"
 
 T = TypeVar("T")
 
@@ -105,11 +107,20 @@ class Serving:
         self._server.version = self.settings.model_version
         await self._reload(self.settings, self._server.boot_id)
 
-    async def drain(self) -> None:
-        """For good: no change comes after it."""
+    async def warm(self) -> None:
+        """Answer synthetic requests. Raises WarmUpError."""
+        if self.engine is not None:
+            config = self.engine.config
+            tokens = await warm(
+                self.engine, version=config.version, context_tokens=config.context_tokens
+            )
+            _log.info("warm", extra={"facts": {"tokens": tokens}})
+
+    async def drain(self, left_s: Callable[[], float]) -> None:
+        """For good: no change comes after it. `left_s` is asked again and again: it may shrink."""
         async with self._changing:
             with contextlib.suppress(ChangeError):
-                await self._quiesce()
+                await self._quiesce(left_s)
 
     def stop(self) -> None:
         """Within a bound, whatever the engine does. Blocks."""
@@ -143,6 +154,7 @@ class Serving:
             except Exception as error:
                 self._leave(ASLEEP)
                 raise _failed("it sleeps on", error) from error
+            await self.warm()
             await self._come_back()
 
     async def change_version(self, version: str, deployment: str) -> None:
@@ -160,6 +172,7 @@ class Serving:
             self._leave(CHANGING)
             await self._quiesce()
             await self._take_on(new)
+            await self.warm()
             await self._come_back()
 
     async def _take_on(self, new: WorkerSettings) -> None:
@@ -204,7 +217,7 @@ class Serving:
         engine.start()
         self._server.engine = engine
 
-    async def _quiesce(self) -> None:
+    async def _quiesce(self, left_s: Callable[[], float] | None = None) -> None:
         """Take nothing new, let what runs finish, end the rest within the bound.
 
         What is ended this way is told `Failed(shutting_down)`: a gateway resumes it elsewhere.
@@ -214,9 +227,8 @@ class Serving:
             return
         self.engine.drain()
         await self._tell()
-        clock = asyncio.get_running_loop().time
-        deadline = clock() + self.settings.drain_timeout_s
-        while len(self._server.attempts) and clock() < deadline:  # noqa: ASYNC110 - bounded
+        left_s = left_s or _until(self.settings.drain_timeout_s)
+        while len(self._server.attempts) and left_s() > 0:  # noqa: ASYNC110 - bounded
             await asyncio.sleep(POLL_S)
         await asyncio.to_thread(self.stop)
         if self.engine.is_stepping:
@@ -267,6 +279,12 @@ async def _in_own_thread(call: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(threads, call, *args)
     finally:
         threads.shutdown(wait=False)
+
+
+def _until(seconds: float) -> Callable[[], float]:
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + seconds
+    return lambda: deadline - clock()
 
 
 def _failed(what: str, error: Exception) -> ChangeError:

@@ -10,6 +10,7 @@ SELECT DISTINCT t.model, v.version, d.name AS deployment, m.family, v.context_to
  ORDER BY t.model, d.name;
 
 -- name: replica_views
+-- One that has nothing loaded yet is no replica of which to say that a request never fits it.
 SELECT r.deployment, r.replica_id AS replica, r.boot_id, r.url, r.version,
        r.state = 'ready' AND d.desired_state = 'running' AND r.drain_deadline_at IS NULL AS ready,
        r.kv_blocks, r.sequences, r.block_tokens, r.can_resume
@@ -17,4 +18,5 @@ SELECT r.deployment, r.replica_id AS replica, r.boot_id, r.url, r.version,
   JOIN deployments d ON d.name = r.deployment
  WHERE d.region = :region AND r.version = d.version
    AND r.deployment IN (SELECT deployment FROM route_targets)
+   AND (r.kv_blocks > 0 OR r.state NOT IN ('starting', 'loading'))
  ORDER BY r.replica_id;

@@ -89,7 +89,7 @@ async def test_another_version_is_another_boot_and_the_old_ones_words_are_delive
         assert (await worker.post("/sleep", {"level": 2})).status_code == 200
         told = last_words(fleet)
         assert all(told[request.request_id].cause == "complete" for request in requests)
-        await fleet.until(lambda: fleet.of(Beat)[-1].state is ReplicaState.WARMING)
+        await fleet.until(lambda: fleet.of(Beat)[-1].state is ReplicaState.SLEEPING)
         of_new = [beat for beat in fleet.of(Beat) if beat.boot_id == new.boot_id]
         assert [beat.seq for beat in of_new] == sorted(beat.seq for beat in of_new)
         steps = [beat.steps for beat in fleet.of(Beat)]

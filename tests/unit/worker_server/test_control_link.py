@@ -57,7 +57,7 @@ def a_link(journal, directory, *, left=()):
         capacity=lambda: Capacity(kv_blocks=1, block_tokens=1, context_tokens=1, sequences=1),
         can_resume=True,
         left_behind=list(left),
-        on_drain=lambda: None,
+        on_drain=lambda within_ms: None,
     )
 
 
