@@ -1,5 +1,7 @@
 """What a gateway asks Postgres for a key, and for what changed: by how many round trips."""
 
+from contextlib import asynccontextmanager
+
 import pytest
 
 from core.allowance import Allowance
@@ -9,6 +11,7 @@ from core.tenancy import key_digest
 from gateway.sources import PostgresSource
 from store import tenants
 from store.limits import say, say_of_models
+from store.postgres import Postgres, PostgresConfig
 from store.safety import Assignment, assign_policy, put_policy
 from tests.support.registry import a_new_tenant, open_postgres
 from tests.support.round_trips import counting
@@ -21,6 +24,17 @@ POLICY = Policy(
 )
 
 HELD = Assignment(policy="shared", version=None, keep_text=False)
+
+
+@asynccontextmanager
+async def one_connection(url):
+    """A pool that opens no other one beside what is counted."""
+    config = PostgresConfig(database_url=url, application_name="test", connections_max=1)
+    postgres = await Postgres.open(config)
+    try:
+        yield postgres
+    finally:
+        await postgres.close()
 
 
 async def make(postgres, count=3):
@@ -46,7 +60,7 @@ async def make(postgres, count=3):
 async def test_a_key_never_seen_is_one_round_trip_with_all_that_belongs_to_it(postgres_url):
     async with open_postgres(postgres_url) as postgres:
         made = await make(postgres)
-    async with counting(postgres_url) as (trips, url), open_postgres(url) as postgres:
+    async with counting(postgres_url) as (trips, url), one_connection(url) as postgres:
         source = PostgresSource(postgres, "local")
         await source.changes(None)  # connects
         took = []
@@ -65,7 +79,7 @@ async def test_a_key_never_seen_is_one_round_trip_with_all_that_belongs_to_it(po
                 ) == (7, 1)
                 assert tenant.safety is not None
                 assert tenant.safety.policy == POLICY
-        # Once on each connection the driver has a statement prepared that is asked often.
+        # Once on a connection the driver has a statement prepared that is asked often.
         assert sorted(took) == [1] * (len(took) - 1) + [2]
         trips.count = 0
         assert await source.key_by_digest(bytes(32)) is None
@@ -73,7 +87,7 @@ async def test_a_key_never_seen_is_one_round_trip_with_all_that_belongs_to_it(po
 
 
 async def test_changes_are_one_round_trip_and_a_page_more_for_each_page(postgres_url):
-    async with counting(postgres_url) as (trips, url), open_postgres(url) as postgres:
+    async with counting(postgres_url) as (trips, url), one_connection(url) as postgres:
         source = PostgresSource(postgres, "local", changes_max=10)
         cursor = (await source.changes(None)).cursor
         trips.count = 0
