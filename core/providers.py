@@ -49,6 +49,9 @@ class ProviderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     extensions: bool = False
     # What bounds an answer in OpenAI's dialect: older servers know only `max_tokens`.
     output_limit: Literal["max_completion_tokens", "max_tokens"] = "max_completion_tokens"
+    # A server in a network of one's own that fetches what callers name can be led to what is
+    # there: `data` keeps addresses from it.
+    images: Literal["any", "data", "none"] = "any"
 
 
 class ProviderView(msgspec.Struct, frozen=True, kw_only=True):

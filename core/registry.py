@@ -42,6 +42,7 @@ class ProviderModel(msgspec.Struct, frozen=True, kw_only=True):
     max_output_tokens: int
     created_ms: int
     route_version: int
+    images: bool = True  # whether it takes any
 
     @property
     def version(self) -> str:

@@ -15,7 +15,9 @@ import msgspec
 
 from core.protocol import ServiceClass
 
-FallbackCause = Literal["capacity", "error", "timeout", "context_window", "content_policy"]
+FallbackCause = Literal[
+    "capacity", "error", "timeout", "context_window", "content_policy", "images"
+]
 CAUSES: tuple[FallbackCause, ...] = get_args(FallbackCause)
 
 EVERYBODY = ""  # as a table's tenant

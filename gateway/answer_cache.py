@@ -36,7 +36,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 OFF = Asked()
 
-# Of a conversation, what changes no token of its answer. Its prompt is in the message, as tokens.
+# Of a conversation, what changes no token of its answer. Its prompt is in the message, as tokens;
+# images, which are no tokens of ours, are beside it.
 _TOLD_OTHERWISE = {
     "turns": (),
     "prompt": "",
@@ -100,7 +101,9 @@ def engine_message(
 def name_of(secret: bytes, tenant_id: str, conversation: Conversation, message: Generate) -> bytes:
     """32 bytes. Nobody without the secret can tell whose it is, or of what."""
     read_with = msgspec.structs.replace(conversation, **_TOLD_OTHERWISE)
-    return hmac.digest(secret, _encode((tenant_id, read_with, message)), hashlib.sha256)
+    return hmac.digest(
+        secret, _encode((tenant_id, read_with, tuple(conversation.images), message)), hashlib.sha256
+    )
 
 
 def charged(charge: Charge, prompt_tokens: int) -> Usage | None:

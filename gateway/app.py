@@ -29,6 +29,7 @@ from gateway.api.responses import (
 )
 from gateway.api.shortener import Shortener
 from gateway.gateway import Gateway, now_ms
+from gateway.images import ImageLimits
 from gateway.patience import Bounds
 
 _log = logging.getLogger(__name__)
@@ -95,6 +96,9 @@ class Paths:
                     deadline_ms=settings.deadline_ms_max,
                     first_token_ms=settings.first_token_ms_max,
                     idle_ms=settings.idle_ms_max,
+                ),
+                images=ImageLimits(
+                    bytes_max=settings.image_bytes_max, count_max=settings.images_max
                 ),
             ),
             claims=gateway.claims,

@@ -31,6 +31,7 @@ def _messages(turns: tuple[Turn, ...]) -> tuple[ChatMessage, ...]:
     number = 0
     names: dict[str, str] = {}  # of the last calls, by the caller's own
     for turn in turns:
+        assert not turn.images, "no route leads images to a model that reads text alone"
         calls = []
         for call in turn.calls:
             number += 1

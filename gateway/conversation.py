@@ -8,6 +8,7 @@ A dialect turns a body into a `Conversation` and stream events into bytes; every
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
@@ -15,6 +16,7 @@ import msgspec
 from core.errors import Refusal
 from core.protocol import Grammar, ServiceClass, Usage
 from gateway.bill import Bill
+from gateway.images import Image
 from gateway.items import Ask
 from gateway.toolbox import Toolbox, ToolCall
 
@@ -29,11 +31,13 @@ CacheTTL = Literal["5m", "1h"]
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """One message of a chat. An assistant's may have `calls` and then say nothing.
 
-    A tool's is the result of the call `call_id` of the tool `tool`, and may be empty.
+    A tool's is the result of the call `call_id` of the tool `tool`, and may be empty. A user's and
+    a tool's may have images, each at its place in the text.
     """
 
     role: Role
     content: str
+    images: tuple[Image, ...] = ()
     calls: tuple[ToolCall, ...] = ()
     call_id: str = ""
     tool: str = ""
@@ -42,14 +46,15 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 class CacheBreak(msgspec.Struct, frozen=True, kw_only=True):
     """A place up to which the caller wants its prompt kept.
 
-    It is after the first `turns` turns, of the last of them only so many characters and calls.
-    With no `turns` it is after the first `tools` tools.
+    It is after the first `turns` turns, of the last of them only so many characters, images and
+    calls. With no `turns` it is after the first `tools` tools.
     """
 
     ttl: CacheTTL
     tools: int = 0
     turns: int = 0
     chars: int = 0
+    images: int = 0
     calls: int = 0
 
 
@@ -100,6 +105,12 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     cache_key: str | None = None  # `prompt_cache_key`: names the conversation for routing
     ask: Ask | None = None  # of the Responses API alone
     deadline_s: float | None = None  # the body's `timeout`, of the whole answer
+
+    @property
+    def images(self) -> Iterator[Image]:
+        """All of them, in the order of the turns."""
+        for turn in self.turns:
+            yield from turn.images
 
 
 class TokenChance(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,15 +8,17 @@ from typing import Literal
 
 import msgspec
 
+from gateway.images import Image
+
 ItemRole = Literal["system", "developer", "user", "assistant"]
 
 
 class MessageItem(msgspec.Struct, frozen=True, kw_only=True, tag="message"):
-    """What somebody said, in parts. An assistant's may be cut short."""
+    """What somebody said, in parts; a user's may be images. An assistant's may be cut short."""
 
     id: str = ""  # none yet: named when it is kept
     role: ItemRole
-    parts: tuple[str, ...]
+    parts: tuple[str | Image, ...]
     whole: bool = True
 
 
@@ -31,11 +33,11 @@ class CallItem(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
 
 
 class ResultItem(msgspec.Struct, frozen=True, kw_only=True, tag="result"):
-    """What the call `call_id` came to."""
+    """What the call `call_id` came to: a text, or parts where some are images."""
 
     id: str = ""
     call_id: str
-    output: str
+    output: str | tuple[str | Image, ...]
 
 
 Item = MessageItem | CallItem | ResultItem

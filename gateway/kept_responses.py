@@ -7,13 +7,14 @@ is kept, and the answer says so; what is asked for then is 503, never another te
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
 import msgspec
 
 from core.errors import Code, RefusedError, refuse
 from core.secrets import NONCE_BYTES, CannotOpenError, KeyRing, Sealed
+from gateway.images import Image
 from gateway.items import CallItem, Item, MessageItem
 from store.postgres import Connection, Postgres, StoreAwayError
 from store.responses import (
@@ -230,11 +231,15 @@ def _size(items: tuple[Item, ...]) -> int:
 def _item_size(item: Item) -> int:
     match item:
         case MessageItem():
-            return sum(map(len, item.parts))
+            return _parts_size(item.parts)
         case CallItem():
             return len(item.arguments)
         case _:
-            return len(item.output)
+            return _parts_size((item.output,) if isinstance(item.output, str) else item.output)
+
+
+def _parts_size(parts: Iterable[str | Image]) -> int:
+    return sum(len(p.address) if isinstance(p, Image) else len(p) for p in parts)
 
 
 def _none(response_id: str, param: str) -> RefusedError:

@@ -27,6 +27,11 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
         """Its target's."""
         return self.target.name
 
+    @property
+    def images(self) -> bool:
+        """Whether it takes any; the models that are served here read text alone."""
+        return isinstance(self.model, ProviderModel) and self.model.images
+
 
 class Spare(msgspec.Struct, frozen=True, kw_only=True):
     """A fallback that is there."""
@@ -171,4 +176,5 @@ def _provider_model(
         max_output_tokens=min(limits, default=0),
         created_ms=table.created_ms,
         route_version=view.version,
+        images=provider.settings.images != "none",
     )

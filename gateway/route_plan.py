@@ -1,7 +1,7 @@
 """Where one request goes, and where next when that fails: decided before anything is sent.
 
-    options whose conditions hold ─► kept where its conversation is bound, else by weight
-    spares whose conditions hold  ─► in their order, each for the causes it names
+    options that can, whose conditions hold ─► kept where its conversation is bound, else by weight
+    spares that can, whose conditions hold  ─► in their order, each for the causes it names
 
 The draw comes from the conversation's name, so that without a memory of bindings every gateway
 makes the same choice. A plan goes through its spares once, forward: it ends.
@@ -14,6 +14,7 @@ import msgspec
 from core.errors import Code, Refusal
 from core.protocol import ServiceClass
 from core.route_table import Condition, FallbackCause
+from gateway.images import takes_none
 from gateway.route_index import Option, Route, not_found
 
 DRAWS = 2**64  # a draw is one of so many, all equally likely
@@ -21,7 +22,10 @@ FIRST = -1  # a step's place before all spares
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What conditions ask of a request. `prompt_tokens` 0: nobody asked for it."""
+    """What conditions ask of a request. `prompt_tokens` 0: nobody asked for it.
+
+    `image` is the field of its first image, for a refusal to name.
+    """
 
     prompt_tokens: int = 0
     tier: str = ""
@@ -29,6 +33,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     tags: Mapping[str, str] = {}
     tools: bool = False
     images: bool = False
+    image: str = ""
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +45,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """`first` None: no target takes so long a prompt, which is a cause to fall back for.
+    """`first` None: no target takes so long a prompt, or images: `lacks`, a cause to fall back for.
 
     `open` are the names among which a binding decides; one name or none is nothing to bind.
     """
@@ -49,6 +54,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     facts: Facts
     first: Step | None
     candidates: tuple[Option, ...]
+    lacks: FallbackCause = "context_window"
+
+    @property
+    def refusal(self) -> Refusal:
+        """When neither a target nor a fallback takes it."""
+        if self.lacks == "images":
+            return takes_none(self.route.name, self.facts.image).refusal
+        return too_long(self.facts)
 
     @property
     def open(self) -> tuple[str, ...]:
@@ -70,7 +83,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
                 place > at
                 and cause in spare.on
                 and spare.option.name not in tried
-                and holds(spare.option.target.when, self.facts)
+                and _takes(spare.option, self.facts)
             ):
                 return Step(at=place, option=spare.option, reason=cause)
         return None
@@ -79,19 +92,23 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 def plan(route: Route, facts: Facts, draw: int) -> Plan | Refusal:
     """Refused as a name that does not exist: no target is meant for such a request."""
     assert 0 <= draw < DRAWS
-    candidates = tuple(option for option in route.options if holds(option.target.when, facts))
+    candidates = tuple(option for option in route.options if _takes(option, facts))
     drawn = pick(candidates, draw)
     if drawn is not None:
         reason = "weight" if len(candidates) > 1 else "only"
         first = Step(at=FIRST, option=drawn, reason=reason)
         return Plan(route=route, facts=facts, first=first, candidates=candidates)
-    # One with a weight that would hold for another length does not hold for this one.
-    if any(
-        option.target.weight and _holds_at_some_length(option.target.when, facts)
+    meant = [
+        option
         for option in route.options
-    ):
-        return Plan(route=route, facts=facts, first=None, candidates=())
-    return not_found(route.name)
+        if option.target.weight and _holds_at_some_length(option.target.when, facts)
+    ]
+    if not meant:
+        return not_found(route.name)
+    # One that would hold for another length does not hold for this one.
+    able = not facts.images or any(option.images for option in meant)
+    lacks: FallbackCause = "context_window" if able else "images"
+    return Plan(route=route, facts=facts, first=None, candidates=(), lacks=lacks)
 
 
 def too_long(facts: Facts) -> Refusal:
@@ -120,6 +137,10 @@ def holds(condition: Condition, facts: Facts) -> bool:
         condition.prompt_tokens_min <= facts.prompt_tokens
         and facts.prompt_tokens <= (condition.prompt_tokens_max or facts.prompt_tokens)
     )
+
+
+def _takes(option: Option, facts: Facts) -> bool:
+    return holds(option.target.when, facts) and (option.images or not facts.images)
 
 
 def _holds_at_some_length(condition: Condition, facts: Facts) -> bool:

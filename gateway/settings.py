@@ -33,6 +33,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     body_bytes_max: int = 32 * 1024 * 1024
     body_timeout_ms: int = 60_000  # for a whole request body to arrive
+    image_bytes_max: int = 5 * 1024 * 1024  # of each of a request's images
+    images_max: int = 100  # of one request
     head_bytes_max: int = 65_536  # of a request's line and headers
     head_timeout_ms: int = 20_000
     keep_alive_ms: int = 75_000  # an idle client connection

@@ -47,6 +47,8 @@ def _parts(conversation: Conversation, header: str | None) -> Iterator[bytes]:
         for turn in conversation.turns:
             yield turn.role.encode()
             yield turn.content.encode()
+            for image in turn.images:
+                yield from (b"image", image.address.encode())
             if turn.role == "user":
                 return
     else:

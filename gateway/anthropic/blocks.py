@@ -1,4 +1,4 @@
-"""The content of a message: text, calls of tools, their results, and where it is to be cached.
+"""The content of a message: text, images, calls of tools, their results, and what is cached.
 
 Raises RefusedError alone, naming the block at fault.
 """
@@ -10,6 +10,7 @@ import msgspec
 from core.errors import Code, refuse
 from gateway.conversation import CacheBreak, CacheTTL
 from gateway.fields import PARTS_MAX, Fields, bad, missing
+from gateway.images import MEDIA_TYPES, Image, Written, image_at, image_of, written
 from gateway.toolbox import ToolCall, checked_id, checked_name, checked_object
 
 CACHE_BREAKS_MAX = 4
@@ -46,18 +47,18 @@ class Result(msgspec.Struct, frozen=True):
     """Of the call `call_id`."""
 
     call_id: str
-    content: str
+    content: Written
 
 
 class Block(msgspec.Struct, frozen=True):
-    """One block of any kind; `path` is what names it: its text, its id, the id it answers.
+    """One block of any kind; `path` names it: its text, its source, its id, the id it answers.
 
     `ttl` is how long the prompt up to it is to be cached, if it is.
     """
 
     fields: Fields
     path: str
-    value: str | ToolCall | Result
+    value: str | Image | ToolCall | Result
     ttl: CacheTTL | None
 
 
@@ -119,33 +120,67 @@ def _call(fields: Fields) -> ToolCall:
 def _result(fields: Fields) -> Result:
     call_id = fields.required_text("tool_use_id")
     failed = fields.boolean("is_error") or False
-    content = _result_text(fields)
+    parts = _result_parts(fields)
     if failed:  # no published template has a place for it
-        content = f"Error: {content}" if content else "Error"
-    return Result(call_id, content)
+        said = bool(parts) and isinstance(parts[0], str)
+        parts = [f"Error: {parts[0]}", *parts[1:]] if said else ["Error", *parts]
+    return Result(call_id, written(parts))
 
 
-def _result_text(fields: Fields) -> str:
+def _result_parts(fields: Fields) -> list[str | Image]:
     if fields.says_nothing("content", ("", [])):
-        return ""
+        return []
     content = fields.text_or_objects("content", count_max=PARTS_MAX)
-    return content if isinstance(content, str) else "\n".join(map(_part, content))
+    return [content] if isinstance(content, str) else list(map(_part, content))
 
 
-def _part(fields: Fields) -> str:
+def _part(fields: Fields) -> str | Image:
     kind = fields.required_text("type")
-    if kind != "text":
+    if kind not in {"text", "image"}:
         path = fields.at("type")
-        raise refuse(Code.UNSUPPORTED, f"{path}: only text blocks are supported here", param=path)
-    text = fields.text("text") or ""
+        message = f"{path}: only text and image blocks are supported here"
+        raise refuse(Code.UNSUPPORTED, message, param=path)
     fields.neutral("cache_control")
-    fields.neutral("citations", ([],))
+    piece: str | Image
+    if kind == "image":
+        piece = _image(fields)
+    else:
+        piece = fields.text("text") or ""
+        fields.neutral("citations", ([],))
     refuse_unknown(fields)
-    return text
+    return piece
 
 
-_READERS: dict[str, tuple[str, Callable[[Fields], str | ToolCall | Result]]] = {
+def _image(fields: Fields) -> Image:
+    fields.neutral("transformations", ({},))
+    source = fields.nested("source")
+    param = fields.at("source")
+    if source is None:
+        raise missing(param)
+    kind, path = source.required_text("type"), source.at("type")
+    match kind:
+        case "base64":
+            media_type = source.choice("media_type", *MEDIA_TYPES)
+            if media_type is None:
+                raise missing(source.at("media_type"))
+            data = source.required_text("data")
+            image = image_of(
+                source.at("media_type"), source.at("data"), media_type, data, param=param
+            )
+        case "url":
+            image = image_at(source.at("url"), source.required_text("url"), "auto", param)
+            if image.data:
+                raise bad(source.at("url"), "must be an https URL; a source of 'base64' holds data")
+        case _:
+            message = f"{path}: only 'base64' and 'url' are supported here"
+            raise refuse(Code.UNSUPPORTED, message, param=path)
+    refuse_unknown(source)
+    return image
+
+
+_READERS: dict[str, tuple[str, Callable[[Fields], str | Image | ToolCall | Result]]] = {
     "text": ("text", _text),
+    "image": ("source", _image),
     "tool_use": ("id", _call),
     "tool_result": ("tool_use_id", _result),
 }

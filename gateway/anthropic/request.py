@@ -1,6 +1,6 @@
 """`POST /v1/messages` and its `count_tokens`: a body into a `Conversation`.
 
-Text, tools and structured output: thinking, images and documents are refused by name.
+Text, images, tools and structured output: thinking and documents are refused by name.
 `cache_control` says up to where and how long a prompt is worth keeping; every prefix is cached
 for its own tenant anyhow. Consecutive turns of one role are joined, as the API's reference
 says. The last turn is the user's: continuing an assistant's turn (prefill) is refused.
@@ -121,7 +121,7 @@ def _read_messages(fields: Fields, turns: Turns, breaks: CacheBreaks) -> None:
         first, role = role is None, _role(message)
         if first and role != "user":
             raise bad(message.at("role"), "the first message must have the role 'user'")
-        kinds = ("tool_result",) if role == "user" else ("tool_use",)
+        kinds = ("image", "tool_result") if role == "user" else ("tool_use",)
         if role == "assistant":
             turns.settled(message.at("role"))
         turns.add(role, read_blocks(message, "content", breaks, *kinds))

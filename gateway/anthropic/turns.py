@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from gateway.anthropic.blocks import Block, CacheBreaks
 from gateway.conversation import CacheBreak, CacheTTL, Role, Turn
+from gateway.images import Image, Written
 from gateway.toolbox import ToolCall, Unanswered
 
 
@@ -12,7 +13,7 @@ class _Draft:
 
     def __init__(self, role: Role, *, call_id: str = "", tool: str = "") -> None:
         self.role = role
-        self.texts: list[str] = []
+        self.said = Written()
         self.calls: list[ToolCall] = []
         self._call_id = call_id
         self._tool = tool
@@ -21,7 +22,8 @@ class _Draft:
     def turn(self) -> Turn:
         return Turn(
             role=self.role,
-            content="\n".join(self.texts),
+            content=self.said.text,
+            images=tuple(self.said.images),
             calls=tuple(self.calls),
             call_id=self._call_id,
             tool=self._tool,
@@ -45,17 +47,17 @@ class Turns:
         """One message."""
         for block in blocks:
             match block.value:
-                case str() as text:
+                case str() | Image() as piece:
                     if role == "user":
                         self.settled(block.path)
-                    self._last(role).texts.append(text)
+                    self._last(role).said.add(piece)
                 case ToolCall() as call:
                     self._unanswered.called(call, block.path)
                     self._last(role).calls.append(call)
                 case result:
                     tool = self._unanswered.answered(result.call_id, block.path)
                     draft = _Draft("tool", call_id=result.call_id, tool=tool)
-                    draft.texts.append(result.content)
+                    draft.said = result.content
                     self._drafts.append(draft)
             if block.ttl is not None:
                 self._breaks.add(block.fields, self.end(block.ttl))
@@ -67,8 +69,13 @@ class Turns:
     def end(self, ttl: CacheTTL) -> CacheBreak:
         """A mark after what there is so far."""
         last = self._drafts[-1]
-        chars = len("\n".join(last.texts))
-        return CacheBreak(ttl=ttl, turns=len(self._drafts), chars=chars, calls=len(last.calls))
+        return CacheBreak(
+            ttl=ttl,
+            turns=len(self._drafts),
+            chars=last.said.chars,
+            images=len(last.said.images),
+            calls=len(last.calls),
+        )
 
     def _last(self, role: Role) -> _Draft:
         if not self._drafts or self._drafts[-1].role != role:

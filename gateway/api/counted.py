@@ -3,6 +3,7 @@
 from core.errors import Refusal, RefusedError
 from gateway.auth import Identity
 from gateway.conversation import Conversation
+from gateway.images import takes_none
 from gateway.prompts import Prompts
 from gateway.providers.estimate import prompt_tokens
 from gateway.routes import Routes
@@ -11,13 +12,16 @@ from gateway.routes import Routes
 async def counted(
     routes: Routes, prompts: Prompts, identity: Identity, conversation: Conversation, at_ms: int
 ) -> int:
-    """By the text rules of its first target of ours; estimated where all are outside.
+    """By the text rules of its first target of ours; estimated where only others will do.
 
     Raises RefusedError, as the request itself would.
     """
     route = routes.find(conversation.model, identity, at_ms)
     if isinstance(route, Refusal):
         raise RefusedError(route)
-    if route.measure is None:
+    image = next(conversation.images, None)
+    if image is not None and not any(option.images for option in route.all_options):
+        raise takes_none(conversation.model, image.param)
+    if route.measure is None or image is not None:
         return prompt_tokens(conversation)
     return len(await prompts.ids(route.measure.version, conversation))

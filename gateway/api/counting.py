@@ -5,6 +5,7 @@ from gateway.api.counted import counted
 from gateway.api.endpoint import Edge, Endpoint
 from gateway.api.faces import ANTHROPIC
 from gateway.api.responder import Receive, Responder, Scope
+from gateway.images import check_images
 from gateway.prompts import Prompts
 from gateway.routes import Routes
 
@@ -21,6 +22,7 @@ class CountTokensEndpoint(Endpoint):
         """The count."""
         identity = await self.edge.auth.authenticate(scope["headers"])
         conversation = anthropic.parse_count_tokens(await self.body(scope, receive))
+        check_images(conversation.images, self.edge.limits.images)
         at_ms = self.edge.now_ms()
         count = await counted(self._routes, self._prompts, identity, conversation, at_ms)
         body = anthropic.count_tokens_json(count)

@@ -12,6 +12,7 @@ from gateway.api.faces import Face, face_of
 from gateway.api.responder import Receive, Responder, Scope, Send
 from gateway.auth import Authenticator
 from gateway.claims import Claims
+from gateway.images import ImageLimits
 from gateway.metrics import Metrics
 from gateway.patience import Bounds
 
@@ -26,6 +27,7 @@ class EdgeLimits(msgspec.Struct, frozen=True, kw_only=True):
     body_bytes_max: int
     body_timeout_s: float
     patience: Bounds
+    images: ImageLimits
 
 
 class Edge(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,6 +20,7 @@ from gateway.conversation import Answer, Conversation, StreamWriter
 from gateway.hints import hints_of
 from gateway.http_protocol import CUT
 from gateway.idempotency import REPLAYED
+from gateway.images import check_images
 from gateway.patience import bounded, patience, shortened
 from gateway.relay.call import Call
 from gateway.relay.exchange import Exchange
@@ -97,6 +98,7 @@ class GenerateEndpoint(Endpoint):
         given = patience(headers, self.edge.limits.patience, tenant_ms_max=tenant_ms_max)
         body = await self.body(scope, receive, whole_ms=given.whole_ms)
         conversation = await self.completed(identity, self._kind.parse(body))
+        check_images(conversation.images, self.edge.limits.images)
         given = shortened(
             given, headers, timeout_s=conversation.deadline_s, stream=conversation.stream
         )

@@ -20,6 +20,7 @@ from gateway.api.responder import Receive, Responder, Scope
 from gateway.api.shortener import Shortener
 from gateway.auth import Identity
 from gateway.conversation import Answer, Conversation, StreamWriter
+from gateway.images import check_images
 from gateway.kept_responses import KeptBody, KeptResponses
 from gateway.relay.call import Call
 from gateway.relay.relay import Relay
@@ -161,6 +162,7 @@ class CountResponseEndpoint(Endpoint):
         identity = await self.edge.auth.authenticate(scope["headers"])
         asked = responses.parse_input_tokens(await self.body(scope, receive))
         conversation = await _completed(self._kept, self._shortener, identity, asked)
+        check_images(conversation.images, self.edge.limits.images)
         count = await self._shortener.count(identity, conversation)
         body = responses.input_tokens_json(count)
         await respond.whole(200, body, {}, self.edge.new_request_id())

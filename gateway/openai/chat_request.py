@@ -1,6 +1,7 @@
 """`POST /v1/chat/completions`: a body into a `Conversation`.
 
-Text, tools and structured output: images and audio are refused by name, never ignored.
+Text, images, tools and structured output: audio is refused by name, never ignored. Images are
+the user's alone, as in the API.
 A parameter we do not support is accepted at the value that changes nothing.
 Parameters that never change the answer (`metadata`, `safety_identifier`, …) are accepted.
 """
@@ -13,8 +14,10 @@ from gateway.fields import (
     SHORT_TEXT_CHARS_MAX,
     Fields,
     bad,
+    missing,
     read_object,
 )
+from gateway.images import DETAILS, Detail, Image, Written, image_at, written
 from gateway.openai.generation import DIALECT, INDEX, read_generation, refuse_unknown
 from gateway.openai.structure import read_structure
 from gateway.openai.tools import read_calls, read_toolbox
@@ -115,10 +118,10 @@ def _said(message: Fields, role: Role, unanswered: Unanswered) -> Turn:
         unanswered.called(call, message.at("tool_calls"))
     if calls and message.says_nothing("content", ("", [])):
         return Turn(role=role, content="", calls=calls)
-    content = _content(message)
-    if content == "":
+    content = _content(message, *(("image_url",) if role == "user" else ()))
+    if not content.text and not content.images:
         raise bad(message.at("content"), "must not be empty")
-    return Turn(role=role, content=content, calls=calls)
+    return Turn(role=role, content=content.text, images=tuple(content.images), calls=calls)
 
 
 def _result(message: Fields, unanswered: Unanswered) -> Turn:
@@ -126,24 +129,42 @@ def _result(message: Fields, unanswered: Unanswered) -> Turn:
     call_id = message.required_text("tool_call_id")
     message.text("name")  # the call knows it
     tool = unanswered.answered(call_id, path)
-    return Turn(role="tool", content=_content(message), call_id=call_id, tool=tool)
+    return Turn(role="tool", content=_content(message).text, call_id=call_id, tool=tool)
 
 
-def _content(message: Fields) -> str:
+def _content(message: Fields, *kinds: str) -> Written:
     content = message.text_or_objects("content", count_max=PARTS_MAX)
-    # Parts are separate pieces of text: glued together, words of two would become one.
-    return content if isinstance(content, str) else "\n".join(map(_part_text, content))
+    if isinstance(content, str):
+        return written([content])
+    return written(_part(part, kinds) for part in content)
 
 
-def _part_text(part: Fields) -> str:
+def _part(part: Fields, kinds: tuple[str, ...]) -> str | Image:
     kind = part.required_text("type")
-    if kind != "text":
+    if kind != "text" and kind not in kinds:
         path = part.at("type")
-        raise refuse(Code.UNSUPPORTED, f"{path}: only text parts are supported here", param=path)
+        allowed = " and ".join(("text", *kinds))
+        message = f"{path}: only {allowed} parts are supported here"
+        raise refuse(Code.UNSUPPORTED, message, param=path)
     part.neutral("prompt_cache_breakpoint")
-    text = part.required_text("text")
+    piece = part.required_text("text") if kind == "text" else _image(part)
     refuse_unknown(part)
-    return text
+    return piece
+
+
+def _image(part: Fields) -> Image:
+    told = part.nested("image_url")
+    if told is None:
+        raise missing(part.at("image_url"))
+    url, detail = told.required_text("url"), read_detail(told)
+    refuse_unknown(told)
+    return image_at(told.at("url"), url, detail, part.at("image_url"))
+
+
+def read_detail(fields: Fields) -> Detail:
+    """Take it: how closely an image is to be looked at. Raises RefusedError."""
+    told = fields.choice("detail", *DETAILS)
+    return next((detail for detail in DETAILS if detail == told), "auto")
 
 
 def _max_tokens(fields: Fields) -> int | None:

@@ -13,6 +13,7 @@ from typing import Any
 from core.providers import ProviderSettings
 from gateway.conversation import CacheBreak, Conversation, Turn
 from gateway.fields import bad
+from gateway.images import Image, pieces
 from gateway.providers.asked import (
     EXTENSIONS,
     asks,
@@ -20,6 +21,7 @@ from gateway.providers.asked import (
     message_at,
     only_chats,
     refuse_asked,
+    refuse_images,
     schema_of,
     unsupported,
 )
@@ -32,6 +34,7 @@ _NOT_HERE = (
     "prompt_logprobs", *(name for name in EXTENSIONS if name != "top_k"),
 )  # fmt: skip
 _DRAWING = ("temperature", "top_p", "top_k")
+_DETAILS_NOT_HERE = ("low", "original")
 
 Block = dict[str, Any]
 
@@ -44,6 +47,11 @@ def message_body(
     refuse_asked(conversation, _NOT_HERE if settings.extensions else (*_NOT_HERE, *_DRAWING))
     if conversation.temperature is not None and conversation.temperature > TEMPERATURE_MAX:
         raise unsupported(conversation, "temperature", "this model takes at most 1")
+    refuse_images(conversation, settings)
+    for image in conversation.images:
+        if image.detail in _DETAILS_NOT_HERE:
+            why = f"this model looks at images as closely as it can, not at detail '{image.detail}'"
+            raise unsupported(conversation, image.param, why)
     system, messages = _Messages(conversation).write()
     body: dict[str, Any] = {"model": model, "max_tokens": max_tokens, "messages": messages}
     if system:
@@ -96,13 +104,15 @@ class _Messages:
         marks = self._marks[index + 1]
         if turn.role == "tool":
             block: Block = {"type": "tool_result", "tool_use_id": self._ids.answered(turn)}
-            if turn.content:
+            if turn.images:
+                block["content"] = [_piece(each) for each in pieces(turn.content, turn.images)]
+            elif turn.content:
                 block["content"] = turn.content
             return [_marked(block, marks[-1]) if marks else block]
         if turn.content and not turn.content.strip():
             path = message_at(self._conversation, index)
             raise bad(f"{path}.content", "must hold more than white space")
-        blocks = _texts(turn.content, [mark for mark in marks if not mark.calls])
+        blocks = _said(turn, [mark for mark in marks if not mark.calls])
         for number, call in enumerate(turn.calls, 1):
             block = {
                 "type": "tool_use",
@@ -115,20 +125,43 @@ class _Messages:
         return blocks
 
 
-def _texts(content: str, marks: list[CacheBreak]) -> list[Block]:
-    """The text, in blocks that end where it is marked."""
+def _said(turn: Turn, marks: list[CacheBreak]) -> list[Block]:
+    """Text and images; the text in blocks that end where it is marked."""
     blocks: list[Block] = []
     start = 0
-    for mark in marks:
-        # Blocks of one turn were joined by line ends when they were read.
-        text = content[start : mark.chars].removeprefix("\n" if start else "")
-        if text:  # else another mark is there already: the request's own, on its last block
-            blocks.append(_marked({"type": "text", "text": text}, mark))
-            start = mark.chars
-    rest = content[start:].removeprefix("\n" if start else "")
-    if rest.strip():
-        blocks.append({"type": "text", "text": rest})
-    return blocks
+    for chars, cut in _cuts(turn, marks):
+        blocks += _text(turn.content[start:chars], start)
+        start = chars
+        if isinstance(cut, Image):
+            blocks.append(_piece(cut))
+        # Else another mark is there already: the request's own, on its last block.
+        elif blocks and "cache_control" not in blocks[-1]:
+            blocks[-1] = _marked(blocks[-1], cut)
+    return blocks + _text(turn.content[start:], start)
+
+
+def _cuts(turn: Turn, marks: list[CacheBreak]) -> list[tuple[int, Image | CacheBreak]]:
+    """Where the text is interrupted: a mark comes after as many images as it counts."""
+    placed: list[tuple[int, int, bool, Image | CacheBreak]] = [
+        (image.at, number, False, image) for number, image in enumerate(turn.images, 1)
+    ]
+    placed += [(mark.chars, mark.images, True, mark) for mark in marks]
+    return [(each[0], each[-1]) for each in sorted(placed, key=lambda each: each[:3])]
+
+
+def _text(text: str, start: int) -> list[Block]:
+    # Blocks of one turn were joined by line ends when they were read.
+    text = text.removeprefix("\n" if start else "")
+    return [{"type": "text", "text": text}] if text.strip() else []
+
+
+def _piece(piece: str | Image) -> Block:
+    if isinstance(piece, str):
+        return {"type": "text", "text": piece}
+    if piece.url:
+        return {"type": "image", "source": {"type": "url", "url": piece.url}}
+    source = {"type": "base64", "media_type": piece.media_type, "data": piece.data}
+    return {"type": "image", "source": source}
 
 
 def _marked(block: Block, mark: CacheBreak) -> Block:

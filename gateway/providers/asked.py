@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from core.errors import Code, RefusedError, refuse
+from core.providers import ProviderSettings
 from gateway.conversation import Conversation
 from gateway.fields import bad
 from gateway.toolbox import checked_object
@@ -75,6 +76,16 @@ def named(conversation: Conversation, field: str) -> str:
 def message_at(conversation: Conversation, index: int) -> str:
     """The path of a turn, where it can be told from the turns."""
     return f"messages[{index}]" if conversation.dialect == "openai" else "messages"
+
+
+def refuse_images(conversation: Conversation, settings: ProviderSettings) -> None:
+    """Raises RefusedError for the first that this provider is not to be sent."""
+    for image in conversation.images:
+        if settings.images == "none":
+            raise unsupported(conversation, image.param, "this model takes no images")
+        if settings.images == "data" and image.url:
+            why = "this model takes images as data, not as addresses"
+            raise unsupported(conversation, image.param, why)
 
 
 def is_forced(conversation: Conversation) -> bool:

@@ -19,6 +19,7 @@ from collections.abc import Iterable
 import msgspec
 
 from gateway.conversation import Conversation, Turn
+from gateway.images import Detail
 from gateway.toolbox import Tool
 
 PART = 40
@@ -35,11 +36,25 @@ _RUN_CHARS_MAX = 16  # of the words of any language or program, on average
 _RUN_BYTES_MIN = 64  # a short text may be one word
 _RUN_WEIGHT = 28
 
+# What an image comes to, whatever its size, which nobody here looks at: 768 lines of OpenAI's
+# tiles are 765, and a picture that Anthropic does not scale down is up to 1,568 (November 2026).
+IMAGE_TOKENS = 1_600
+IMAGE_LOW_TOKENS = 85
+IMAGE_ORIGINAL_TOKENS = 4_800
+
 TURN_TOKENS = 6  # its role and what surrounds it
 CALL_TOKENS = 16
 TOOL_TOKENS = 16
 TOOLS_TOKENS = 350  # what providers say of tools at all: Anthropic documents 313 to 346
 PROMPT_TOKENS = 16
+
+
+_IMAGE_TOKENS: dict[Detail, int] = {
+    "auto": IMAGE_TOKENS,
+    "low": IMAGE_LOW_TOKENS,
+    "high": IMAGE_TOKENS,
+    "original": IMAGE_ORIGINAL_TOKENS,
+}
 
 
 def text_tokens(text: str) -> int:
@@ -72,7 +87,9 @@ def _turn_tokens(turn: Turn) -> int:
     calls = sum(
         CALL_TOKENS + text_tokens(call.name) + _json_tokens(call.arguments) for call in turn.calls
     )
-    return TURN_TOKENS + max(text_tokens(turn.content), _wordless_tokens(turn.content)) + calls
+    text = max(text_tokens(turn.content), _wordless_tokens(turn.content))
+    images = sum(_IMAGE_TOKENS[image.detail] for image in turn.images)
+    return TURN_TOKENS + text + images + calls
 
 
 def _wordless_tokens(text: str) -> int:

@@ -2,7 +2,8 @@
 
 Calls get new ids, counted through the conversation: the ids of our callers may be longer than
 others allow, and mean nothing outside of it. Nothing that names the caller's own user is sent.
-Marks of what is worth caching have no place here; such servers cache by themselves.
+Marks of what is worth caching have no place here; such servers cache by themselves. Nor have
+images within results of calls: the interface's results are text.
 """
 
 from typing import Any
@@ -11,12 +12,14 @@ import msgspec
 
 from core.providers import ProviderSettings
 from gateway.conversation import Conversation, Turn
+from gateway.images import Image, pieces
 from gateway.providers.asked import (
     EXTENSIONS,
     asks,
     is_forced,
     only_chats,
     refuse_asked,
+    refuse_images,
     schema_of,
     unsupported,
 )
@@ -39,10 +42,11 @@ def chat_body(
         refuse_asked(conversation, EXTENSIONS)
         if len(conversation.stop) > STOPS_MAX:
             raise unsupported(conversation, "stop", f"this model takes at most {STOPS_MAX}")
+    refuse_images(conversation, settings)
     ids = CallIds("call")
     body: dict[str, Any] = {
         "model": model,
-        "messages": [_message(turn, ids) for turn in conversation.turns],
+        "messages": [_message(conversation, turn, ids) for turn in conversation.turns],
         settings.output_limit: max_tokens,
         **_drawing(conversation),
         **_tools(conversation.toolbox),
@@ -53,11 +57,14 @@ def chat_body(
     return body
 
 
-def _message(turn: Turn, ids: CallIds) -> dict[str, Any]:
+def _message(conversation: Conversation, turn: Turn, ids: CallIds) -> dict[str, Any]:
     if turn.role == "tool":
+        for image in turn.images:
+            why = "this model takes no images in results of tools"
+            raise unsupported(conversation, image.param, why)
         return {"role": "tool", "tool_call_id": ids.answered(turn), "content": turn.content}
     if not turn.calls:
-        return {"role": turn.role, "content": turn.content}
+        return {"role": turn.role, "content": _content(turn)}
     calls = [
         {
             "id": ids.called(call),
@@ -70,6 +77,22 @@ def _message(turn: Turn, ids: CallIds) -> dict[str, Any]:
         for call in turn.calls
     ]
     return {"role": "assistant", "content": turn.content or None, "tool_calls": calls}
+
+
+def _content(turn: Turn) -> str | list[dict[str, Any]]:
+    if not turn.images:
+        return turn.content
+    return [
+        {"type": "text", "text": piece} if isinstance(piece, str) else _image(piece)
+        for piece in pieces(turn.content, turn.images)
+    ]
+
+
+def _image(image: Image) -> dict[str, Any]:
+    told = {"url": image.address}
+    if image.detail != "auto":
+        told["detail"] = image.detail
+    return {"type": "image_url", "image_url": told}
 
 
 def _drawing(conversation: Conversation) -> dict[str, Any]:

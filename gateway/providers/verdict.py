@@ -38,6 +38,8 @@ _TOO_LONG = re.compile(
 )
 # Names of accounts and keys, as providers put them into messages.
 _PRIVATE = re.compile(r"\b(?:sk|org|proj|user|key|req)[-_][A-Za-z0-9*_-]{6,}")
+# Addresses, which may open what only its owner may see, and images that are told back: of no log.
+_ADDRESS = re.compile(r"\b(?:https?://|data:)\S+", re.IGNORECASE)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]+")
 
 
@@ -54,7 +56,7 @@ def refused(
 ) -> FaultError:
     """Of an answer that is not 200. `now_s` is Unix time, for a retry-after that is a date."""
     told = _read(body)
-    detail = f"status {status}: {', '.join(sorted(told.words))} {_shown(told.message)}".strip()
+    detail = f"status {status}: {', '.join(sorted(told.words))} {_logged(told.message)}".strip()
     if told.words & _UNPAID:
         return _ours(detail)
     if status in CAPACITY:
@@ -71,7 +73,7 @@ def refused(
 def told_error(event: Any) -> FaultError:
     """Of an error within an answer that began well."""
     told = _envelope(event)
-    detail = f"error event: {', '.join(sorted(told.words))} {_shown(told.message)}".strip()
+    detail = f"error event: {', '.join(sorted(told.words))} {_logged(told.message)}".strip()
     if told.words & _BUSY:
         return busy(detail)
     if told.words & _LATE:
@@ -147,6 +149,10 @@ def _envelope(body: Any) -> _Told:
 def _shown(message: str) -> str:
     text = _CONTROL.sub(" ", _PRIVATE.sub("…", message[: 4 * MESSAGE_CHARS_MAX])).strip()
     return text if len(text) <= MESSAGE_CHARS_MAX else text[:MESSAGE_CHARS_MAX] + "…"
+
+
+def _logged(message: str) -> str:
+    return _shown(_ADDRESS.sub("…", message[: 4 * MESSAGE_CHARS_MAX]))
 
 
 def _number(text: str) -> float | None:

@@ -9,7 +9,7 @@ import msgspec
 from core.errors import Refusal
 from core.route_table import CAUSES, FallbackCause
 from gateway.fallback import told
-from gateway.route_plan import FIRST, Plan, Step, too_long
+from gateway.route_plan import FIRST, Plan, Step
 
 TARGETS_MAX = 5  # of one request, the first among them
 
@@ -32,8 +32,8 @@ class Course:
         self.failures: list[Failure] = []
         self.step: Step | None = None
         if plan.first is None:
-            self.failures.append(Failure("", "", too_long(plan.facts)))
-            self._go("context_window", FIRST)
+            self.failures.append(Failure("", "", plan.refusal))
+            self._go(plan.lacks, FIRST)
         else:
             self._stand(plan.first)
 

@@ -111,17 +111,20 @@ class Preparation:
 
     async def _facts(self, route: Route) -> Facts:
         conversation = self._call.conversation
+        image = next(conversation.images, None)
         return Facts(
             prompt_tokens=await self._prompt_tokens(route) if route.counts else 0,
             tier=self._identity.tenant.tier,
             service_class=conversation.service_class,
             tags=self._call.hints.tags,
             tools=conversation.toolbox is not None,
+            images=image is not None,
+            image=image.param if image is not None else "",
         )
 
     async def _prompt_tokens(self, route: Route) -> int:
-        """By the text rules of our first target; a guess where all are outside."""
-        if route.measure is None:
+        """By the text rules of our first target; a guess where only others will do."""
+        if route.measure is None or any(self._call.conversation.images):
             return estimated_tokens(self._call.conversation)
         return len((await self._render(route.measure.version)).prompt.ids)
 
@@ -130,7 +133,9 @@ class Preparation:
         if known is None:
             rules = await self._shared.prompts.rules(version)
             conversation = held(self._call.conversation, rules.tool_format)
-            prompt = await self._shared.prompts.prompt(version, conversation)
+            prompt = await self._shared.prompts.prompt(
+                version, conversation, tenant=self._identity.tenant.id
+            )
             known = self._rendered[version] = _Rendered(conversation, prompt, rules)
         return known
 

@@ -4,7 +4,7 @@ Neighbouring messages and calls of the assistant are one turn, as one answer was
 that we do not run, reasoning and references are refused by name. Raises RefusedError alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -12,7 +12,9 @@ import msgspec
 from core.errors import Code, RefusedError, refuse
 from gateway.conversation import Role, Turn
 from gateway.fields import MESSAGES_MAX, PARTS_MAX, Fields, bad, missing
+from gateway.images import Image, image_at, written
 from gateway.items import CallItem, Item, ItemRole, MessageItem, ResultItem
+from gateway.openai.chat_request import read_detail
 from gateway.openai.generation import refuse_unknown
 from gateway.toolbox import ToolCall, Unanswered, checked_id, checked_name, checked_object
 
@@ -70,7 +72,7 @@ def item_json(item: Item) -> dict[str, Any]:
                 "type": "message",
                 "status": status_of(whole=item.whole),
                 "role": item.role,
-                "content": [{"type": kind, "text": text, **more} for text in item.parts],
+                "content": [_part_json(part, kind, more) for part in item.parts],
             }
         case CallItem():
             return {
@@ -87,8 +89,17 @@ def item_json(item: Item) -> dict[str, Any]:
                 "type": "function_call_output",
                 "status": "completed",
                 "call_id": item.call_id,
-                "output": item.output,
+                "output": item.output
+                if isinstance(item.output, str)
+                else [_part_json(part, "input_text", {}) for part in item.output],
             }
+
+
+def _part_json(part: str | Image, kind: str, more: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(part, str):
+        return {"type": kind, "text": part, **more}
+    told = {"image_url": part.address, "file_id": None, "detail": part.detail}
+    return {"type": "input_image", **told}
 
 
 def named(items: Sequence[Item], response_id: str) -> tuple[Item, ...]:
@@ -126,14 +137,21 @@ def _message(fields: Fields) -> Item:
         raise bad(fields.at("role"), f"must be one of {', '.join(_ROLES)}")
     fields.neutral("phase", ("final_answer", "commentary"))
     content = fields.text_or_objects("content", count_max=PARTS_MAX)
-    parts = (content,) if isinstance(content, str) else tuple(map(_part, content))
+    images = role == "user"
+    parts: tuple[str | Image, ...] = (
+        (content,)
+        if isinstance(content, str)
+        else tuple(_part(part, images=images) for part in content)
+    )
     if not any(parts):
         raise bad(fields.at("content"), "must not be empty")
     return MessageItem(id=_id(fields), role=_ROLES[role][0], parts=parts, whole=_whole(fields))
 
 
-def _part(fields: Fields) -> str:
+def _part(fields: Fields, *, images: bool) -> str | Image:
     kind = fields.required_text("type")
+    if kind == "input_image" and images:
+        return _image(fields)
     if kind not in {"input_text", "output_text", "text"}:
         raise _not_served(fields, f"parts of the type '{kind[:64]}'")
     fields.neutral("annotations", ([],))
@@ -144,6 +162,15 @@ def _part(fields: Fields) -> str:
         raise missing(fields.at("text"))
     refuse_unknown(fields)
     return text
+
+
+def _image(fields: Fields) -> Image:
+    fields.neutral("prompt_cache_breakpoint")
+    fields.neutral("file_id")
+    detail, path = read_detail(fields), fields.at("image_url")
+    url = fields.required_text("image_url")
+    refuse_unknown(fields)
+    return image_at(path, url, detail, path)
 
 
 def _call(fields: Fields) -> Item:
@@ -168,12 +195,18 @@ def _result(fields: Fields) -> Item:
     fields.text("name")  # the call knows it
     call_id = checked_id(fields.at("call_id"), fields.required_text("call_id"))
     if fields.says_nothing("output", ("", [])):
-        output = ""
+        output: str | tuple[str | Image, ...] = ""
     else:
         content = fields.text_or_objects("output", count_max=PARTS_MAX)
-        output = content if isinstance(content, str) else "\n".join(map(_part, content))
+        output = content if isinstance(content, str) else _output(content)
     _whole(fields)
     return ResultItem(id=_id(fields), call_id=call_id, output=output)
+
+
+def _output(content: Iterable[Fields]) -> str | tuple[str | Image, ...]:
+    parts = tuple(_part(part, images=True) for part in content)
+    said = written(parts)
+    return parts if said.images else said.text
 
 
 def _id(fields: Fields) -> str:
@@ -195,8 +228,8 @@ def _turn(item: Item, unanswered: Unanswered) -> Turn:
     match item:
         case MessageItem():
             role = _ROLES[item.role][1]
-            # Parts are separate pieces of text: glued together, words of two would become one.
-            return Turn(role=role, content="\n".join(item.parts))
+            said = written(item.parts)
+            return Turn(role=role, content=said.text, images=tuple(said.images))
         case CallItem():
             arguments = _arguments("input", item.arguments)
             call = ToolCall(id=item.call_id, name=item.name, arguments=arguments)
@@ -204,7 +237,14 @@ def _turn(item: Item, unanswered: Unanswered) -> Turn:
             return Turn(role="assistant", content="", calls=(call,))
         case _:
             tool = unanswered.answered(item.call_id, "input")
-            return Turn(role="tool", content=item.output, call_id=item.call_id, tool=tool)
+            said = written([item.output] if isinstance(item.output, str) else item.output)
+            return Turn(
+                role="tool",
+                content=said.text,
+                images=tuple(said.images),
+                call_id=item.call_id,
+                tool=tool,
+            )
 
 
 def _joined(turn: Turn, more: Turn) -> Turn:

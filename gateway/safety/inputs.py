@@ -1,7 +1,8 @@
 """A request's texts before anything is rendered from them: masked in place, or refused.
 
 Each turn, each text within arguments of past calls, each description of a tool is a text of
-its own; masking one moves the places in it that a caller wants cached.
+its own; masking one moves the places in it that a caller wants cached, and where images are.
+What an image shows is not screened.
 """
 
 import asyncio
@@ -110,7 +111,12 @@ class InputScreen:
                 for each in breaks
             ]
             calls = tuple([await self._call(call) for call in turn.calls])
-            turns.append(msgspec.structs.replace(turn, content=masked.text, calls=calls))
+            images = tuple(
+                msgspec.structs.replace(image, at=masked.moved(image.at)) for image in turn.images
+            )
+            turns.append(
+                msgspec.structs.replace(turn, content=masked.text, images=images, calls=calls)
+            )
         return tuple(turns), tuple(breaks)
 
     async def _call(self, call: ToolCall) -> ToolCall:

@@ -113,7 +113,6 @@ UNSUPPORTED = [
     ({"output_config": {"effort": "high"}}, "output_config.effort"),
     ({"speed": "fast"}, "speed"),
     ({"messages": [USER, ASSISTANT]}, "messages"),
-    ({"messages": user({"type": "image", "source": {}})}, "messages.0.content.0.type"),
     ({"messages": user({"type": "document", "source": {}})}, "messages.0.content.0.type"),
     ({"system": [{"type": "image", "source": {}}]}, "system.0.type"),
     (

@@ -241,7 +241,7 @@ UNSUPPORTED = [
     ({"messages": [USER, assistant(RESULT)]}, "messages.1.content.0.type"),
     ({"system": [RESULT]}, "system.0.type"),
     (
-        {"messages": [USER, assistant(USE), user(RESULT | {"content": [{"type": "image"}]})]},
+        {"messages": [USER, assistant(USE), user(RESULT | {"content": [{"type": "document"}]})]},
         "messages.2.content.0.content.0.type",
     ),
     (

@@ -10,7 +10,7 @@ from gateway.fallback import cause_of
 from gateway.relay.course import TARGETS_MAX, Course
 from gateway.route_index import Option, Route, Spare
 from gateway.route_plan import Facts, Plan, plan
-from tests.unit.gateway.test_route_plan import an_option
+from tests.unit.gateway.test_route_plan import an_option, seeing
 
 
 def a_refusal(code: Code) -> Refusal:
@@ -84,6 +84,18 @@ def test_a_prompt_too_long_for_all_begins_with_a_fallback_or_ends_at_once() -> N
     assert not ended.may_go_on
     assert (ended.told.code, ended.fallbacks) == (Code.CONTEXT_LENGTH, 0)
     assert ended.first_token_ms == 0
+
+
+def test_images_that_no_target_takes_begin_with_a_fallback_or_end_at_once() -> None:
+    facts = Facts(images=True, image="input[0]")
+    for on, name in (("images", "theirs"), ("capacity", None)):
+        spare = Spare(on=(on,), option=seeing("theirs"))
+        route = Route(name="m", options=(an_option("ours"),), spares=(spare,))
+        made = plan(route, facts, 0)
+        assert isinstance(made, Plan)
+        course = Course(made)
+        assert (course.step and course.step.option.name) == name
+        assert (course.told.code, course.told.param) == (Code.UNSUPPORTED, "input[0]")
 
 
 def slow(name: str) -> Option:

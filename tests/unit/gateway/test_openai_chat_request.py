@@ -323,7 +323,7 @@ def test_obfuscation_that_we_cannot_give_is_refused() -> None:
         ({"role": "function", "content": "x", "name": "f"}, "messages[0].role"),
         ({"role": "user", "content": "x", "name": "Ann"}, "messages[0].name"),
         (
-            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
+            {"role": "system", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
             "messages[0].content[0].type",
         ),
         (

@@ -115,7 +115,7 @@ def test_an_answer_of_ours_passes_as_it_came() -> None:
         ([{"role": "user"}], "input[0].content"),
         ([{"role": "user", "content": ""}], "input[0].content"),
         ([{"role": "user", "content": [{"type": "input_text"}]}], "input[0].content[0].text"),
-        ([{"role": "user", "content": [{"type": "input_image"}]}], "input[0].content[0].type"),
+        ([{"role": "system", "content": [{"type": "input_image"}]}], "input[0].content[0].type"),
         ([{"role": "user", "content": "x", "phase": "later"}], "input[0].phase"),
         ([{"role": "user", "content": "x", "more": 1}], "input[0].more"),
         ([{**CALL, "call_id": "bad id"}], "input[0].call_id"),

@@ -3,12 +3,13 @@
 from collections import Counter
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from core.errors import Code, Refusal
-from core.registry import ServedModel
+from core.registry import ProviderModel, ServedModel
 from core.route_table import CAUSES, Condition, Target
 from gateway.route_index import Option, Route, Spare
 from gateway.route_plan import (
@@ -155,6 +156,58 @@ def test_a_prompt_too_long_for_every_target_is_a_cause_to_fall_back_for() -> Non
     assert step is not None
     assert (step.option.name, step.at, step.reason) == ("wide", 1, "context_window")
     assert too_long(made.facts).code is Code.CONTEXT_LENGTH
+
+
+def seeing(name: str, *, images: bool = True, **when: Any) -> Option:
+    model = ProviderModel(
+        model="m",
+        provider="acme",
+        upstream=name,
+        dialect="openai",
+        context_tokens=100,
+        max_output_tokens=0,
+        created_ms=0,
+        route_version=1,
+        images=images,
+    )
+    return msgspec.structs.replace(an_option(name, **when), model=model)
+
+
+SHOWN = Facts(images=True, image="messages[0].content[0].image_url")
+
+
+def test_a_request_with_images_goes_to_targets_that_take_them_alone() -> None:
+    route = a_route(an_option("ours", 99), seeing("blind", images=False), seeing("theirs"))
+    for draw in range(0, DRAWS, DRAWS // 7):
+        step = planned(route, SHOWN, draw).first
+        assert step is not None
+        assert (step.option.name, step.reason) == ("theirs", "only")
+    assert planned(route).open == ("ours", "blind", "theirs")
+
+
+def test_images_that_no_target_takes_are_a_cause_to_fall_back_for() -> None:
+    spares = (
+        Spare(on=CAUSES, option=an_option("ours")),
+        Spare(on=("capacity",), option=seeing("busy")),
+        Spare(on=("images",), option=seeing("theirs")),
+    )
+    made = planned(a_route(an_option("first"), spares=spares), SHOWN)
+    assert (made.first, made.lacks) == (None, "images")
+    step = made.after(FIRST, "images")
+    assert step is not None
+    assert step.option.name == "theirs"
+    assert (made.refusal.code, made.refusal.param) == (Code.UNSUPPORTED, SHOWN.image)
+    assert made.refusal.message == f"{SHOWN.image}: the model 'm' takes no images"
+
+
+def test_of_images_and_length_the_one_that_is_missing_is_told() -> None:
+    facts = msgspec.structs.replace(SHOWN, prompt_tokens=11)
+    short = seeing("short", prompt_tokens_max=10)
+    made = planned(a_route(an_option("ours"), short), facts)
+    assert (made.first, made.lacks) == (None, "context_window")
+    assert made.refusal.code is Code.CONTEXT_LENGTH
+    made = planned(a_route(an_option("ours", prompt_tokens_max=10)), facts)
+    assert made.lacks == "images"
 
 
 spare_lists = st.lists(

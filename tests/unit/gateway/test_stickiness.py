@@ -3,6 +3,7 @@
 import msgspec
 
 from gateway.conversation import Conversation, Turn
+from gateway.images import Image
 from gateway.stickiness import DRAW_BYTES, ConversationKey, conversation_key
 
 SALT = bytes(16)
@@ -18,6 +19,11 @@ def key_of(
     header: str | None = None,
 ) -> ConversationKey:
     return conversation_key(conversation, salt=salt, route=route, header=header)
+
+
+def with_image(url: str) -> Conversation:
+    user = msgspec.structs.replace(ASKED[1], images=(Image(url=url),))
+    return msgspec.structs.replace(CHAT, turns=(ASKED[0], user))
 
 
 def test_a_conversation_keeps_its_name_as_it_grows() -> None:
@@ -38,8 +44,10 @@ def test_what_makes_another_conversation() -> None:
         key_of(route="n").name,
         key_of(header="h").name,
         key_of(msgspec.structs.replace(CHAT, cache_key="h")).name,
+        key_of(with_image("https://a/1")).name,
+        key_of(with_image("https://a/2")).name,
     }
-    assert len(names) == 8
+    assert len(names) == 10
 
 
 def test_the_callers_header_comes_before_its_cache_key_and_that_before_the_text() -> None:

@@ -1,8 +1,10 @@
 """Requests before anything is rendered from them: masked in place, or refused."""
 
+import msgspec
 import pytest
 
 from gateway.conversation import CacheBreak, Conversation, Turn
+from gateway.images import Image
 from gateway.safety.inputs import AT_ONCE_CHARS, BlockedError, InputScreen, Masked
 from gateway.toolbox import Tool, Toolbox, ToolCall
 from tests.support.safety_cases import a_book, pii, terms
@@ -55,6 +57,10 @@ async def test_places_to_be_cached_move_with_the_text_and_never_into_a_mask():
     masked, _ = await screened(a_chat(turn, cache_breaks=(*breaks, other)))
     assert masked.turns[0].content == "a # b # c"
     assert [each.chars for each in masked.cache_breaks] == [1, 2, 3, 6, 9, 0]
+    shown = tuple(Image(at=at, url="https://a/secret") for at in (1, 8, 19))
+    masked, _ = await screened(a_chat(msgspec.structs.replace(turn, images=shown)))
+    assert [image.at for image in masked.turns[0].images] == [1, 3, 9]
+    assert masked.turns[0].images[0].url == "https://a/secret"  # passed over, and so not changed
     assert Masked("", ()).moved(0) == 0
 
 
