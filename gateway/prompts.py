@@ -21,6 +21,7 @@ from core.protocol import CacheMark
 from gateway.chats import beginnings, chat_of
 from gateway.conversation import CacheBreak, Conversation
 from text.chat import Chat, TextRefusedError
+from text.memory import RunMemory
 from text.parts import TokenizerFilesError
 from text.rules import TextRules
 
@@ -37,6 +38,8 @@ class PromptLimits(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 2
     waiting_max: int = 256  # long texts that wait for a thread; further ones get 503
     versions_max: int = 16  # rules kept in memory
+    memories_max: int = 64  # of tenants' latest texts, each with one version
+    memory_bytes: int = 1 << 20  # of one of those: about 130,000 tokens
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +62,7 @@ class Prompts:
         self._limits = limits
         self._now_ms = now_ms
         self._versions: OrderedDict[str, asyncio.Task[_Version]] = OrderedDict()
+        self._memories: OrderedDict[tuple[str, str], RunMemory] = OrderedDict()
         self._threads = ThreadPoolExecutor(limits.threads, thread_name_prefix="prompts")
         self._waiting = 0
 
@@ -70,19 +74,23 @@ class Prompts:
         """Start loading its rules, if nobody has: a request will ask for them."""
         self._loading(version)
 
-    async def prompt(self, version: str, conversation: Conversation) -> Prompt:
-        """The prompt. Raises RefusedError: text the model cannot take, or far too much of it."""
+    async def prompt(self, version: str, conversation: Conversation, *, tenant: str = "") -> Prompt:
+        """The prompt. Raises RefusedError: text the model cannot take, or far too much of it.
+
+        What this `tenant` has lately sent to this version is not encoded again.
+        """
         known = await self._version(version)
         if isinstance(conversation.prompt, tuple):
             return Prompt(ids=_checked(conversation.prompt, known.rules))
         chat = chat_of(conversation)
         chars = len(conversation.prompt) + sum(map(len, chat.texts()))
         _refuse_hopeless(chars, known)
+        memory = self._memory(tenant, version) if tenant else None
         try:
             if chars <= self._limits.inline_chars:
-                prompt = self._encode(known.rules, conversation, chat)
+                prompt = self._encode(known.rules, conversation, chat, memory)
             else:
-                prompt = await self._encode_in_thread(known.rules, conversation, chat)
+                prompt = await self._encode_in_thread(known.rules, conversation, chat, memory)
         except TextRefusedError as error:
             raise refuse(Code.BAD_REQUEST, f"{error}.", param=_param(conversation)) from error
         if not prompt.ids:
@@ -130,26 +138,38 @@ class Prompts:
         assert rules.tool_format  # found out here, in a thread, and remembered
         return _Version(rules, longest)
 
+    def _memory(self, tenant: str, version: str) -> RunMemory:
+        """The tenant's own: see `text.memory`."""
+        memory = self._memories.get((tenant, version))
+        if memory is None:
+            memory = self._memories[tenant, version] = RunMemory(self._limits.memory_bytes)
+            while len(self._memories) > self._limits.memories_max:
+                self._memories.popitem(last=False)
+        self._memories.move_to_end((tenant, version))
+        return memory
+
     async def _encode_in_thread(
-        self, rules: TextRules, conversation: Conversation, chat: Chat
+        self, rules: TextRules, conversation: Conversation, chat: Chat, memory: RunMemory | None
     ) -> Prompt:
         if self._waiting >= self._limits.waiting_max:
             raise refuse(Code.OVERLOADED, "Too many long prompts are waiting. Please retry.")
         self._waiting += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(
-                self._threads, self._encode, rules, conversation, chat
+                self._threads, self._encode, rules, conversation, chat, memory
             )
         finally:
             self._waiting -= 1
 
-    def _encode(self, rules: TextRules, conversation: Conversation, chat: Chat) -> Prompt:
+    def _encode(
+        self, rules: TextRules, conversation: Conversation, chat: Chat, memory: RunMemory | None
+    ) -> Prompt:
         if conversation.kind == "text":
             assert isinstance(conversation.prompt, str)
             return Prompt(ids=tuple(rules.plain_ids(conversation.prompt)))
         today = dt.datetime.fromtimestamp(self._now_ms() / 1000, dt.UTC).date()
         breaks = conversation.cache_breaks
-        made = rules.prompt(chat, beginnings(chat, breaks), day=today)
+        made = rules.prompt(chat, beginnings(chat, breaks), day=today, memory=memory)
         return Prompt(ids=tuple(made.ids), marks=_marks(breaks, made.shared))
 
 

@@ -11,7 +11,7 @@ import datetime as dt
 import json
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import takewhile, zip_longest
+from itertools import chain, takewhile, zip_longest
 from pathlib import Path
 
 import msgspec
@@ -21,6 +21,7 @@ from text.chat import Chat, ChatMessage, TemplateRefusedError, TextRefusedError
 from text.control import ControlTokens, Rendered, choose_mark, unmark
 from text.gguf_tokenizer import read_gguf
 from text.hf_tokenizer import read_hf
+from text.memory import RunMemory
 from text.parts import TokenizerFilesError, TokenizerParts
 from text.sampling import SamplingDefaults, read_sampling
 from text.template import PLAIN_STYLE, ChatTemplate
@@ -85,19 +86,24 @@ class TextRules:
         return self.prompt(Chat(tuple(messages)), day=day).ids
 
     def prompt(
-        self, chat: Chat, beginnings: Sequence[Chat] = (), *, day: dt.date | None = None
+        self,
+        chat: Chat,
+        beginnings: Sequence[Chat] = (),
+        *,
+        day: dt.date | None = None,
+        memory: RunMemory | None = None,
     ) -> ChatPrompt:
         """The prompt of a chat, open for the assistant's answer.
 
         `beginnings` are chats that begin as this one does; one that the template does not take
         shares nothing. `day` is for templates that write the date; without it they fall back
-        or refuse. Raises TextRefusedError; TemplateRefusedError when it is the template that
-        refuses.
+        or refuse. What `memory` knows is not encoded again. Raises TextRefusedError;
+        TemplateRefusedError when it is the template that refuses.
         """
         rendered = self._render(chat, day)
-        runs = self._runs(rendered)
+        runs = self._runs(rendered, memory)
         shared = tuple(self._shared(rendered.text, runs, each, day) for each in beginnings)
-        return ChatPrompt([id_ for run in runs for id_ in run.ids], shared)
+        return ChatPrompt(list(chain.from_iterable(run.ids for run in runs)), shared)
 
     @cached_property
     def tool_format(self) -> ToolFormat:
@@ -182,12 +188,13 @@ class TextRules:
             break
         return tokens
 
-    def _runs(self, rendered: Rendered) -> list[_Run]:
+    def _runs(self, rendered: Rendered, memory: RunMemory | None) -> list[_Run]:
         matches = list(self._control.find(rendered))
         starts = [0, *(match.end for match in matches)]
         ends = [*(match.start for match in matches), len(rendered.text)]
         bounds = list(zip(starts, ends, strict=True))
-        encoded = self._encode_runs([rendered.text[start:end] for start, end in bounds])
+        texts = [rendered.text[start:end] for start, end in bounds]
+        encoded = self._encode_runs(texts) if memory is None else self._recall_runs(texts, memory)
         runs = []
         for (start, end), ids, match in zip_longest(bounds, encoded, matches):
             runs.append(_Run(start, end, ids, control=False))
@@ -195,10 +202,28 @@ class TextRules:
                 runs.append(_Run(match.start, match.end, (match.id,), control=True))
         return runs
 
-    def _encode_runs(self, runs: list[str]) -> list[list[int]]:
-        """Ids of runs of plain text that follow one another; a control id cannot come out."""
+    def _recall_runs(self, runs: list[str], memory: RunMemory) -> list[Sequence[int]]:
+        """The same ids as `_encode_runs`', with only those encoded that are not remembered."""
+        found = [memory.recall(first=not at, run=run) for at, run in enumerate(runs)]
+        new = [at for at, ids in enumerate(found) if ids is None]
+        if new:
+            encoded = self._encode_runs([runs[at] for at in new], from_start=found[0] is None)
+            for at, ids in zip(new, encoded, strict=True):
+                memory.keep(ids, first=not at, run=runs[at])
+                found[at] = ids
+        return [ids for ids in found if ids is not None]
+
+    def _encode_runs(self, runs: list[str], *, from_start: bool = True) -> list[list[int]]:
+        """Ids of runs of plain text, the first of them a prompt's own where it is `from_start`.
+
+        A control id cannot come out.
+        """
+        first = runs[:1] if from_start else []
         try:
-            ids = [self._encode(self._tokenizer, runs[:1]), self._encode(self._inner, runs[1:])]
+            ids = [
+                self._encode(self._tokenizer, first),
+                self._encode(self._inner, runs[len(first) :]),
+            ]
         except TypeError as error:  # the library's word for a lone surrogate
             raise TextRefusedError("the text is not valid Unicode") from error
         encoded = [*ids[0], *ids[1]]
