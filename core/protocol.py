@@ -12,6 +12,7 @@ keep coming until then: closing the socket is not a way to cancel. Its answer na
 that heard it in a header, so that who lost a connection can tell a death from a cut.
 """
 
+import struct
 from collections.abc import Iterator
 from typing import Literal
 
@@ -222,6 +223,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 
 Frame = Nack | Started | Prompted | Tokens | Load | Finished | Failed
 
+_LENGTH = struct.Struct(">I")
 _frame_encoder = msgspec.msgpack.Encoder()
 _frame_decoder = msgspec.msgpack.Decoder(Frame)
 _generate_decoder = msgspec.msgpack.Decoder(Generate)
@@ -260,22 +262,31 @@ class FrameReader:
     """
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
+        self._buffer = bytearray()  # what has come of a frame
+        self._wanted = LENGTH_BYTES  # until more of it can be read
 
     def feed(self, data: bytes) -> Iterator[Frame]:
         """Frames completed by `data`. Raises ProtocolError on a broken one."""
-        self._buffer += data
-        start = 0
-        while len(self._buffer) - start >= LENGTH_BYTES:
-            size = int.from_bytes(self._buffer[start : start + LENGTH_BYTES], "big")
+        if self._buffer:
+            self._buffer += data
+            if len(self._buffer) < self._wanted:
+                return
+            data = bytes(self._buffer)
+            self._buffer.clear()
+        start, have = 0, len(data)
+        while have - start >= LENGTH_BYTES:
+            (size,) = _LENGTH.unpack_from(data, start)
             if size > FRAME_BYTES_MAX:
                 raise ProtocolError(f"frame of {size} bytes is over {FRAME_BYTES_MAX}")
-            end = start + LENGTH_BYTES + size
-            if len(self._buffer) < end:
+            body = start + LENGTH_BYTES
+            if have - body < size:
+                self._wanted = LENGTH_BYTES + size
                 break
-            yield self._decode(bytes(self._buffer[start + LENGTH_BYTES : end]))
-            start = end
-        del self._buffer[:start]
+            yield self._decode(data[body : body + size])
+            start = body + size
+        else:
+            self._wanted = LENGTH_BYTES
+        self._buffer += data[start:]
 
     @property
     def mid_frame(self) -> bool:

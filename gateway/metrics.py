@@ -3,7 +3,9 @@
 Caller's faults and ours are told apart by the `status` and `cause` labels, never mixed.
 """
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+
+from gateway.tally import Counts, Distribution
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28)
@@ -16,17 +18,17 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._count_safety()
         self._count_tries()
-        self.requests = Counter(
+        self.requests = Counts(
+            self.registry,
             "headworks_gateway_requests",
             "Requests that reached the relay, by how they ended.",
             ["endpoint", "cause"],
-            registry=self.registry,
         )
-        self.responses = Counter(
+        self.responses = Counts(
+            self.registry,
             "headworks_gateway_responses",
             "HTTP responses, by status.",
             ["endpoint", "status"],
-            registry=self.registry,
         )
         self.replays = Counter(
             "headworks_gateway_replays",
@@ -40,11 +42,11 @@ class Metrics:
             ["outcome"],
             registry=self.registry,
         )
-        self.tokens = Counter(
+        self.tokens = Counts(
+            self.registry,
             "headworks_gateway_tokens",
             "Tokens: prompt, cached, output, delivered.",
             ["kind"],
-            registry=self.registry,
         )
         self.first_token_s = _seconds(
             self.registry, "first_token_seconds", "Request received to first token.", SECONDS
@@ -131,6 +133,6 @@ class Metrics:
 
 
 def _seconds(
-    registry: CollectorRegistry, name: str, documentation: str, buckets: tuple[float, ...]
-) -> Histogram:
-    return Histogram(f"headworks_gateway_{name}", documentation, registry=registry, buckets=buckets)
+    registry: CollectorRegistry, name: str, documentation: str, bounds: tuple[float, ...]
+) -> Distribution:
+    return Distribution(registry, f"headworks_gateway_{name}", documentation, bounds)

@@ -143,10 +143,11 @@ class Answer:
                 return  # a worker that refuses may still say how full it is
             raise ProtocolError("a frame follows the terminal frame")
         match frame:
+            case Tokens():  # first: there are hundreds of these for each of the others
+                if not self._started:
+                    raise ProtocolError("tokens before the attempt started")
             case Started() | Nack() if self._started:
                 raise ProtocolError("an attempt is taken or refused once")
-            case Tokens() if not self._started:
-                raise ProtocolError("tokens before the attempt started")
             case Started():
                 self._started = True
             case Nack() | Finished() | Failed():

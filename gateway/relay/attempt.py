@@ -51,7 +51,7 @@ Verdict: TypeAlias = Outcome | Setback
 
 
 class Attempt:
-    """Sent already: `stream` is its answer. `usage` is what it is known to have cost so far."""
+    """Sent already: `stream` is its answer. `produced` counts the tokens heard of so far."""
 
     def __init__(
         self,
@@ -71,13 +71,20 @@ class Attempt:
         self._stream = stream
         self._delivery = delivery
         self._totals = totals
-        self.usage = Usage()
+        self._read = Usage()  # as of its start
+        self.produced = 0
         self.ended = False
+
+    @property
+    def usage(self) -> Usage:
+        """What it is known to have cost so far."""
+        return msgspec.structs.replace(self._read, output_tokens=self.produced)
 
     @property
     def running(self) -> AttemptTotals | None:
         """Its totals so far, while it has not ended and has any."""
-        return None if self.ended or self.usage == Usage() else self._told(self.usage)
+        usage = self.usage
+        return None if self.ended or usage == Usage() else self._told(usage)
 
     async def read(self) -> Verdict | None:
         """The next frames, passed on; a verdict ends the attempt.
@@ -151,7 +158,7 @@ class Attempt:
         return None
 
     def _take_started(self, frame: Started) -> None:
-        self.usage = _read(frame)
+        self._read = _read(frame)
         self._delivery.open(
             prompt_tokens=len(self._job.prompt_ids), cached_tokens=frame.cached_tokens
         )
@@ -159,7 +166,7 @@ class Attempt:
     def _take_tokens(self, frame: Tokens) -> Setback | None:
         if not self._delivery.take(frame):
             return Setback("death", "tokens of a choice that is not open")
-        self._count_tokens(len(frame.ids))
+        self.produced += len(frame.ids)
         return None
 
     def _refused(self, frame: Nack) -> Verdict:
@@ -197,10 +204,10 @@ class Attempt:
         """After an abort only totals matter."""
         match frame:
             case Tokens():
-                self._count_tokens(len(frame.ids))
+                self.produced += len(frame.ids)
                 self._delivery.count(len(frame.ids))
             case Started():
-                self.usage = _read(frame)
+                self._read = _read(frame)
             case Finished():
                 self._totals.engine_timings = frame.timings
                 self._end(frame.usage)
@@ -223,10 +230,6 @@ class Attempt:
             usage = self.usage  # the ledger would reject the others, and hold for ever
         if usage != Usage():
             self._totals.ended.append(self._told(usage))
-
-    def _count_tokens(self, count: int) -> None:
-        output = self.usage.output_tokens + count
-        self.usage = msgspec.structs.replace(self.usage, output_tokens=output)
 
     def _told(self, usage: Usage) -> AttemptTotals:
         return AttemptTotals(attempt=self._number, replica_id=self._placed.replica, usage=usage)

@@ -176,7 +176,7 @@ class Generation:
             if verdict is not None:
                 return verdict
             produced = self._delivery.answer.output_tokens
-            if attempt.usage.output_tokens:
+            if attempt.produced:
                 watch.got_on()
             if produced:
                 self._ticket.produced(produced)
