@@ -1,12 +1,15 @@
-"""Which jobs run beside the API: the sweeper for gateways, the reaper for replicas."""
+"""Which jobs run beside the API: the sweeper for gateways, the reaper for replicas, rollouts."""
 
 import logging
 
+from control_plane.access_job import access_job
 from control_plane.background import Job
 from control_plane.idempotency_job import idempotency_job
 from control_plane.reaper import Reaper
 from control_plane.reconciler import Reconciler
 from control_plane.response_jobs import responses_job
+from control_plane.rollout_runner import rollouts_job
+from control_plane.safety_job import safety_job
 from control_plane.services import Services
 from control_plane.soft_caps import soft_caps_job
 from control_plane.usage_jobs import usage_jobs
@@ -19,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 def jobs(services: Services) -> list[Job]:
-    """Any number of control planes may run them at once."""
+    """Any number of control planes may run them at once, but for a leader's."""
     reaper = Reaper(services, services.settings)
     reconciler = Reconciler(services)
     every_ms = sweep_every_ms(services.settings.lease_ms)
@@ -39,11 +42,14 @@ def jobs(services: Services) -> list[Job]:
     return [
         Job(name="sweeper", every_ms=every_ms, run=sweep),
         Job(name="reaper", every_ms=reaper.every_ms, run=reaper.round),
+        access_job(services),
         soft_caps_job(services),
         idempotency_job(services),
         Job(name="reconciler", every_ms=reconciler.every_ms, run=reconciler.round),
         *usage_jobs(services),
         responses_job(services),
+        safety_job(services),
+        rollouts_job(services),
     ]
 
 

@@ -5,13 +5,15 @@ The one invariant: every wait, queue and body that this process knows has its bo
 
 import msgspec
 
+from control_plane.access.oidc_claims import read_roles
+from control_plane.access.origins import is_private
 from core.internal_token import SECRET_BYTES_MIN
 from core.log import Level
 from core.secrets import read_key_ring
 from core.settings import SettingsError, env_name
 from store.redis_client import parse_address
 
-MAY_BE_ZERO = frozenset({"control_plane_port", "usage_kept_months"})
+MAY_BE_ZERO = frozenset({"control_plane_port", "usage_kept_months", "safety_hits_days"})
 
 
 class ControlPlaneSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +28,32 @@ class ControlPlaneSettings(msgspec.Struct, frozen=True, kw_only=True):
     log_level: Level = "INFO"
     control_plane_host: str = "127.0.0.1"
     control_plane_port: int = 8001
+
+    public_url: str = ""  # where browsers reach it, `https://ops.example.com`
+    session_idle_ms: int = 7_200_000  # a session ends so long after its last use
+    session_life_ms: int = 43_200_000  # and so long after it began in any case
+    sessions_max: int = 10  # of one user; the oldest ends
+    invitation_ms: int = 259_200_000
+    tokens_max: int = 100  # of one user, alive
+    argon2_time_cost: int = 3  # RFC 9106's second choice
+    argon2_memory_kib: int = 65_536
+    argon2_lanes: int = 4
+    argon2_at_once: int = 2
+    argon2_waiting_max: int = 64
+    sign_in_free: int = 5  # failures of a user before the next try waits
+    sign_in_address_free: int = 20  # and of an address
+    sign_in_first_ms: int = 1000  # the first wait; each failure doubles it
+    sign_in_most_ms: int = 900_000
+    sign_in_forget_ms: int = 3_600_000  # after the last failure they are forgotten
+
+    oidc_issuer: str = ""  # empty: no sign-in through an identity provider
+    oidc_client_id: str = ""
+    oidc_client_secret: str = ""
+    oidc_scopes: str = "openid email profile"
+    oidc_domains: str = ""  # of email addresses that are let in, `example.com,…`; empty is any
+    oidc_groups_claim: str = "groups"
+    oidc_roles: str = ""  # what groups make of their members, `sre=operator,…`
+    oidc_timeout_ms: int = 5000
 
     lease_ms: int = 5000  # of a gateway incarnation; the sweeper runs twice in it
     beat_interval_ms: int = 1000  # told to workers when they register
@@ -67,6 +95,9 @@ class ControlPlaneSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     usage_rollup_ms: int = 5000  # between rounds; half of it at most is spent
     usage_kept_months: int = 0  # whole months of requests beside the current one; 0 keeps all
+    safety_hits_days: int = 90  # what safety policies did, with its text; 0 keeps all
+
+    rollout_every_ms: int = 2000  # between two looks at rollouts under way
 
     backoff_max_ms: int = 30_000  # between two tries of a failing background job
     job_timeout_ms: int = 30_000  # one run of a background job
@@ -84,6 +115,7 @@ def checked(settings: ControlPlaneSettings) -> ControlPlaneSettings:
             raise SettingsError(f"{env_name(field.name)} must be at least 1")
     if not settings.database_url.startswith(("postgresql://", "postgres://")):
         raise SettingsError(f"{env_name('database_url')} is not a postgresql:// address")
+    _check_oidc(settings)
     try:
         read_key_ring(settings.provider_keys)
     except ValueError as error:
@@ -93,3 +125,19 @@ def checked(settings: ControlPlaneSettings) -> ControlPlaneSettings:
     except ValueError as error:
         raise SettingsError(f"{env_name('redis_url')}: {error}") from error
     return settings
+
+
+def _check_oidc(settings: ControlPlaneSettings) -> None:
+    if settings.public_url and not is_private(settings.public_url):
+        raise SettingsError(f"{env_name('public_url')} must be https, or this machine")
+    try:
+        read_roles(settings.oidc_roles)
+    except ValueError as error:
+        raise SettingsError(f"{env_name('oidc_roles')}: {error}") from error
+    if not settings.oidc_issuer:
+        return
+    if not is_private(settings.oidc_issuer):
+        raise SettingsError(f"{env_name('oidc_issuer')} must be https, or this machine")
+    for name in ("public_url", "oidc_client_id", "oidc_client_secret"):
+        if not getattr(settings, name):
+            raise SettingsError(f"{env_name(name)} is needed with {env_name('oidc_issuer')}")

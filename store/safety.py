@@ -17,6 +17,7 @@ from store.tenants import touch_tenant
 
 NEWEST = 0  # instead of a version's number
 FROM_NEWEST = 2**63 - 1
+HITS_AT_ONCE = 1_000
 
 _sql = load("safety")
 
@@ -140,3 +141,9 @@ async def hits_page(
     async with conn.cursor(row_factory=struct_row(HitRow)) as cursor:
         await cursor.execute(_sql["hits_page"], values)
         return await cursor.fetchall()
+
+
+async def forget_hits(conn: Connection, *, kept_days: int, limit: int = HITS_AT_ONCE) -> int:
+    """Drop the oldest that are past their time; fewer than `limit` is all of them."""
+    values = {"kept_days": kept_days, "limit": limit}
+    return (await conn.execute(_sql["forget_hits"], values)).rowcount

@@ -58,3 +58,12 @@ SELECT id, tenant_id, request_id, policy, policy_version, rule, stage, action, c
    AND (:request_id = '' OR request_id = :request_id)
  ORDER BY id DESC
  LIMIT :limit;
+
+-- name: forget_hits
+-- By number, which rises with time but for what was late to be recorded: no index of times is
+-- needed, and what is young at the head waits for nobody long. Two at once take different rows.
+DELETE FROM safety_hits
+ WHERE id IN (
+     SELECT o.id
+       FROM (SELECT id, at FROM safety_hits ORDER BY id LIMIT :limit FOR UPDATE SKIP LOCKED) o
+      WHERE o.at < now() - :kept_days * interval '1 day');

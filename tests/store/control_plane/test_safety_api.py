@@ -1,16 +1,21 @@
 """Safety policies through the admin API: versions, who has which, and what is refused."""
 
+import asyncio
 import secrets
+import time
 
 import pytest
 
+from control_plane.safety_job import forget_old_hits
 from core.safety.policy import Policy
 from store import safety
 from store.tenants import changes_since
 from tests.support.control_plane import assert_refused
+from tests.support.reconciler_case import a_case
 
 pytestmark = [pytest.mark.services, pytest.mark.anyio]
 
+DAY_MS = 86_400_000
 RULE = {
     "name": "words",
     "stages": ["input", "output"],
@@ -127,29 +132,58 @@ async def test_what_there_is_not_is_refused(plane):
     assert (await plane.admin("GET", f"/tenants/{tenant}/safety")).json()["assignment"] is None
 
 
-async def test_hits_are_listed_newest_first(plane):
-    tenant = await a_tenant(plane)
-    hits = [
-        safety.NewHit(
-            at_ms=1_000 + n,
-            tenant_id=tenant,
-            request_id=f"req_{n}",
-            policy="p",
-            policy_version=1,
-            rule="words",
-            stage="output",
-            action="mask",
-            choice=0,
-            chars=6,
-            text=None if n else "secret",
-        )
-        for n in range(3)
-    ]
+def a_hit(tenant, n=0, days_ago=0, text=None):
+    return safety.NewHit(
+        at_ms=time.time_ns() // 1_000_000 - days_ago * DAY_MS,
+        tenant_id=tenant,
+        request_id=f"req_{n}",
+        policy="p",
+        policy_version=1,
+        rule="words",
+        stage="output",
+        action="mask",
+        choice=0,
+        chars=6,
+        text=text,
+    )
+
+
+async def record(plane, *hits):
     async with plane.services.postgres.transaction() as conn:
         await safety.record_hits(conn, hits)
+
+
+async def test_hits_are_listed_newest_first(plane):
+    tenant = await a_tenant(plane)
+    await record(plane, a_hit(tenant, 0, text="secret"), a_hit(tenant, 1), a_hit(tenant, 2))
     first = (await plane.admin("GET", "/safety-hits", tenant=tenant, limit=2)).json()
-    assert [hit["at_ms"] for hit in first["hits"]] == [1_002, 1_001]
+    assert [hit["request_id"] for hit in first["hits"]] == ["req_2", "req_1"]
     rest = await plane.admin("GET", "/safety-hits", tenant=tenant, before=first["before"])
     assert [hit["text"] for hit in rest.json()["hits"]] == ["secret"]
     one = (await plane.admin("GET", "/safety-hits", request_id="req_1", tenant=tenant)).json()
     assert len(one["hits"]) == 1
+
+
+async def left(case) -> list[str]:
+    async with case.pg.connection() as conn:
+        return [hit.request_id for hit in await safety.hits_page(conn, limit=100)]
+
+
+async def test_old_hits_are_forgotten_in_batches_and_young_ones_are_not(case):
+    kept_days = case.services.settings.safety_hits_days
+    old = [a_hit("t", n, days_ago=kept_days + 1, text="x") for n in range(4)]
+    young = [a_hit("t", n, days_ago=kept_days - 1) for n in range(4, 6)]
+    # One that was late to be recorded is young before older ones, and stays.
+    await record(case, young[0], *old, young[1])
+    async with case.pg.transaction() as conn:
+        assert await safety.forget_hits(conn, kept_days=kept_days, limit=3) == 2
+    twice = await asyncio.gather(*(forget_old_hits(case.services) for _ in range(2)))
+    assert sum(twice) == 2
+    assert await left(case) == ["req_5", "req_4"]
+
+
+async def test_all_hits_are_kept_where_no_time_is_said(fresh_postgres_url, valkey_url):
+    async with a_case(fresh_postgres_url, valkey_url, safety_hits_days=0) as case:
+        await record(case, a_hit("t", days_ago=10_000))
+        assert await forget_old_hits(case.services) == 0
+        assert await left(case) == ["req_0"]
