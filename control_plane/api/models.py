@@ -14,7 +14,7 @@ from control_plane.api.names import ModelName
 from control_plane.api.paging import ROWS, After, Filter, Limit
 from control_plane.services import Services
 from core.errors import Code, RefusedError, refuse
-from store import registry
+from store import registry, rollouts
 from store.audit_log import record
 from store.postgres import Connection
 from store.registry import ModelVersion, VersionState
@@ -81,11 +81,13 @@ async def patch_model(
     version: FromPath[str],
     data: JSONBody[PatchModel],
 ) -> ModelVersion:
-    """409 for retiring a version that a public name still leads to."""
+    """409 for retiring a version that a public name still leads to, or a rollout needs."""
     async with services.postgres.transaction() as conn:
         await _found(conn, version)
         if data.state != VersionState.READY and await registry.version_in_use(conn, version):
             raise refuse(Code.CONFLICT, f"a route leads to version {version}", param="state")
+        if data.state != VersionState.READY:
+            await _check_not_rolled_out(conn, version)
         await registry.set_version_state(conn, version, data.state)
         detail = {"state": data.state}
         await record(conn, actor=actor, action="model.state", subject=version, detail=detail)
@@ -132,6 +134,13 @@ async def _register(
         conn, actor=actor, action="model.register", subject=manifest.version, detail=detail
     )
     return await _found(conn, manifest.version)
+
+
+async def _check_not_rolled_out(conn: Connection, version: str) -> None:
+    rollout = await rollouts.needing_version(conn, version)
+    if rollout is not None:
+        message = f"the rollout {rollout!r} needs version {version}"
+        raise refuse(Code.CONFLICT, message, param="state")
 
 
 async def _found(conn: Connection, version: str) -> ModelVersion:

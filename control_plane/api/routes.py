@@ -15,6 +15,7 @@ from litestar.params import FromPath, JSONBody
 from control_plane.api.names import ModelName
 from control_plane.api.paging import ROWS, After, Filter, Limit
 from control_plane.api.tenants import required
+from control_plane.route_writes import check_unmoved, leads, write_table
 from control_plane.services import Services
 from core.errors import Code, refuse
 from core.route_table import (
@@ -23,11 +24,9 @@ from core.route_table import (
     Fallback,
     RouteTable,
     Target,
-    alias_loop,
     fault,
-    placed_targets,
 )
-from store import providers, registry
+from store import registry
 from store.audit_log import record
 from store.postgres import Connection
 
@@ -91,6 +90,8 @@ async def put_route(
 ) -> WrittenRoute:
     """404 for what it leads to and is not there, 409 for what would be overwritten unseen.
 
+    409 also while a rollout moves the name.
+
     Served once the model has a price in force.
     """
     table = _table(_public_name(model), tenant, data)
@@ -99,11 +100,10 @@ async def put_route(
         await _check_tenant(conn, tenant)
         before = await registry.route(conn, table.model, tenant)
         _check_replaced(before, data.if_version, plain=table.is_plain)
-        await _check_exists(conn, table, short=bool(data.deployment))
-        version = await registry.put_table(conn, table)
-        _check_aliases(await registry.all_routes(conn))
-        detail = msgspec.to_builtins({"now": table, "before": before})
-        await record(conn, actor=actor, action="route.put", subject=table.model, detail=detail)
+        await check_unmoved(conn, table.model, tenant)
+        version = await write_table(
+            conn, table, before=before, actor=actor, short=bool(data.deployment)
+        )
         written = await registry.route(conn, table.model, tenant)
     assert written is not None
     await services.announcer.route(table.model, version)
@@ -146,15 +146,19 @@ async def delete_route(
     model: FromPath[str],
     tenant: Filter = EVERYBODY,
 ) -> DeletedRoute:
-    """What runs goes on; nothing new is routed there. 409 while an alias leads to it."""
+    """What runs goes on; nothing new is routed there.
+
+    409 while an alias leads to it, or a rollout moves it.
+    """
     public = _public_name(model)
     async with services.postgres.transaction() as conn:
         version = await registry.delete_route(conn, public, tenant)
         if version is None:
             raise refuse(Code.NOT_FOUND, f"there is no route {public!r}")
+        await check_unmoved(conn, public, tenant)
         left = await registry.all_routes(conn)
         for table in left:
-            if table.alias == public and not _leads(left, table):
+            if table.alias == public and not leads(left, table):
                 message = f"the alias {table.model!r} leads to {public!r}"
                 raise refuse(Code.CONFLICT, message, param="model")
         detail = {"tenant": tenant}
@@ -203,33 +207,6 @@ def _check_replaced(before: RouteTable | None, if_version: int | None, *, plain:
 async def _check_tenant(conn: Connection, tenant: str) -> None:
     if tenant != EVERYBODY:
         await required(conn, tenant)
-
-
-async def _check_exists(conn: Connection, table: RouteTable, *, short: bool) -> None:
-    for path, target in placed_targets(table):
-        if target.deployment and await registry.deployment(conn, target.deployment) is None:
-            param = "deployment" if short else f"{path}.deployment"
-            message = f"there is no deployment {target.deployment!r}"
-            raise refuse(Code.NOT_FOUND, message, param=param)
-        if target.provider and await providers.provider(conn, target.provider) is None:
-            message = f"there is no provider {target.provider!r}"
-            raise refuse(Code.NOT_FOUND, message, param=f"{path}.provider")
-    if table.alias and not _leads(await registry.all_routes(conn), table):
-        raise refuse(Code.NOT_FOUND, f"there is no route {table.alias!r}", param="alias")
-
-
-def _leads(tables: tuple[RouteTable, ...], alias: RouteTable) -> bool:
-    """Whether what an alias names is there, for whom the alias is."""
-    return any(
-        table.model == alias.alias and table.tenant in {alias.tenant, EVERYBODY} for table in tables
-    )
-
-
-def _check_aliases(tables: tuple[RouteTable, ...]) -> None:
-    loop = alias_loop(tables)
-    if loop is not None:
-        message = f"aliases would lead in a circle: {' → '.join(loop)}"
-        raise refuse(Code.CONFLICT, message, param="alias")
 
 
 def _body(table: RouteTable) -> RouteBody:
