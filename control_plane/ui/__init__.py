@@ -1,0 +1,1 @@
+"""The console: pages for operators, rendered from what the admin API answers them."""
