@@ -46,18 +46,28 @@ class KeyRing:
 
     def seal(self, secret: str, *, context: bytes, nonce: bytes) -> Sealed:
         """`nonce` is random, and never used again. Only where there is a key."""
-        assert len(nonce) == NONCE_BYTES
-        key_id, key = next(iter(self._keys.items()))
-        sealed = key.encrypt(nonce, secret.encode(), context)
-        return Sealed(key_id=key_id, nonce=nonce, sealed=sealed)
+        return self.seal_bytes(secret.encode(), context=context, nonce=nonce)
 
     def open(self, sealed: Sealed, *, context: bytes) -> str:
+        """Raises CannotOpenError."""
+        try:
+            return self.open_bytes(sealed, context=context).decode()
+        except UnicodeDecodeError as error:
+            raise CannotOpenError("it is no text") from error
+
+    def seal_bytes(self, secret: bytes, *, context: bytes, nonce: bytes) -> Sealed:
+        """As `seal`, of what is no text."""
+        assert len(nonce) == NONCE_BYTES
+        key_id, key = next(iter(self._keys.items()))
+        return Sealed(key_id=key_id, nonce=nonce, sealed=key.encrypt(nonce, secret, context))
+
+    def open_bytes(self, sealed: Sealed, *, context: bytes) -> bytes:
         """Raises CannotOpenError."""
         key = self._keys.get(sealed.key_id)
         if key is None:
             raise CannotOpenError(f"there is no key {sealed.key_id!r} on the ring")
         try:
-            return key.decrypt(sealed.nonce, sealed.sealed, context).decode()
+            return key.decrypt(sealed.nonce, sealed.sealed, context)
         except (InvalidTag, ValueError) as error:
             raise CannotOpenError("it was not sealed for this, or was changed") from error
 

@@ -6,10 +6,12 @@ Policies are polled; with Postgres away the last ones hold. What goes wrong here
 import msgspec
 
 from core.protocol import Generate
+from core.secrets import CannotOpenError
 from gateway.answer_cache import Asked, name_of
 from gateway.conversation import Conversation
 from gateway.metrics import Metrics
 from gateway.replay import KeptAnswer, read_answer
+from gateway.sealing import AnswerSeal
 from store.answer_cache import AnswerPolicy, AnswerSlots, policies
 from store.postgres import Postgres
 
@@ -35,11 +37,13 @@ class CachedAnswers:
         *,
         secret: bytes,
         bytes_max: int,
+        seal: AnswerSeal,
     ) -> None:
         self._postgres = postgres
         self._slots = slots
         self._metrics = metrics
         self._secret = secret
+        self._seal = seal
         self._policies: dict[str, AnswerPolicy] = {}
         self.bytes_max = bytes_max
 
@@ -66,10 +70,21 @@ class CachedAnswers:
     async def find(self, entry: Entry) -> KeptAnswer | None:
         """What was told before, if it is still there and may be read."""
         found = await self._slots.find(entry.tenant_id, entry.name) if entry.reads else None
-        kept = None if found is None else read_answer(found)
+        kept = None if found is None else self._read(entry, found)
         self._metrics.answer_cache.labels("miss" if kept is None else "hit").inc()
         return kept
 
     async def keep(self, entry: Entry, answer: bytes) -> None:
         """For the next that asks the same."""
-        await self._slots.keep(entry.tenant_id, entry.name, answer, ttl_s=entry.ttl_s)
+        stored = self._seal.seal(answer, *_place(entry))
+        await self._slots.keep(entry.tenant_id, entry.name, stored, ttl_s=entry.ttl_s)
+
+    def _read(self, entry: Entry, stored: bytes) -> KeptAnswer | None:
+        try:
+            return read_answer(self._seal.open(stored, *_place(entry)))
+        except CannotOpenError:
+            return None  # of a key that is gone: it is made anew
+
+
+def _place(entry: Entry) -> tuple[str, ...]:
+    return ("answer", entry.tenant_id, entry.name.hex())

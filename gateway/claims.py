@@ -5,14 +5,19 @@ no prompt and no money. The look-up decides nothing alone: of two requests that 
 key one has it, where its money is held. With Postgres away a request with a key is refused.
 """
 
+import logging
 from collections.abc import Callable
 
 from core.errors import Refusal, RefusedError
 from core.idempotency import Claim
+from core.secrets import CannotOpenError
 from gateway.idempotency import AWAY, UNREADABLE, claim_of, key_of, told_of
 from gateway.replay import Keeping, KeptAnswer, read_answer
+from gateway.sealing import AnswerSeal
 from store.idempotency import find
 from store.postgres import Postgres, StoreAwayError
+
+_log = logging.getLogger(__name__)
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -27,11 +32,13 @@ class Claims:
         kept_ms: int,
         bytes_max: int,
         new_holder: Callable[[], str],
+        seal: AnswerSeal,
     ) -> None:
         self._postgres = postgres
         self._kept_ms = kept_ms
         self._bytes_max = bytes_max
         self._new_holder = new_holder
+        self._seal = seal
 
     def claim(self, headers: Headers, *, method: str, path: str, body: bytes) -> Claim | None:
         """What a request with the header claims. Raises RefusedError for a bad key."""
@@ -63,11 +70,27 @@ class Claims:
             raise RefusedError(told)
         if told is None:
             return None
-        answer = read_answer(told)
+        answer = self._read(tenant_id, claim, told)
         if answer is None:
             raise RefusedError(UNREADABLE)
         return answer
 
-    def keeping(self, claim: Claim, created_ms: int) -> Keeping:
+    def keeping(self, tenant_id: str, claim: Claim, created_ms: int) -> Keeping:
         """For a request that goes on to claim it."""
-        return Keeping(claim, bytes_max=self._bytes_max, created_ms=created_ms)
+
+        def seal(answer: bytes) -> bytes:
+            return self._seal.seal(answer, *_place(tenant_id, claim))
+
+        return Keeping(claim, bytes_max=self._bytes_max, created_ms=created_ms, seal=seal)
+
+    def _read(self, tenant_id: str, claim: Claim, stored: bytes) -> KeptAnswer | None:
+        try:
+            return read_answer(self._seal.open(stored, *_place(tenant_id, claim)))
+        except CannotOpenError as error:
+            facts = {"tenant": tenant_id, "error": str(error)}
+            _log.error("a kept answer cannot be opened", extra={"facts": facts})
+            return None
+
+
+def _place(tenant_id: str, claim: Claim) -> tuple[str, ...]:
+    return ("idempotency", tenant_id, claim.scope, claim.key)

@@ -46,6 +46,7 @@ from gateway.replica_health import ReplicaHealth
 from gateway.routes import Routes
 from gateway.safety.guard import Guards
 from gateway.safety.records import Records
+from gateway.sealing import AnswerSeal
 from gateway.settings import GatewaySettings
 from gateway.sources import PostgresSource
 from gateway.spool import Spool
@@ -129,9 +130,11 @@ class Gateway:
                 transaction_timeout_s=POSTGRES_BLOCK_S,
             )
         )
+        ring = read_key_ring(settings.responses_keys)
+        seal = AnswerSeal(ring, os.urandom)
         self.kept_responses = KeptResponses(
             self._responses_postgres,
-            read_key_ring(settings.responses_keys),
+            ring,
             KeepingLimits(kept_s=settings.responses_days * DAY_S),
             os.urandom,
         )
@@ -141,6 +144,7 @@ class Gateway:
             kept_ms=settings.idempotency_kept_ms,
             bytes_max=settings.idempotency_bytes_max,
             new_holder=lambda: os.urandom(ids.ENTROPY_BYTES).hex(),
+            seal=seal,
         )
         self.auth = Authenticator(
             source=self._source,
@@ -166,6 +170,7 @@ class Gateway:
             self.metrics,
             secret=_answers_key(settings),
             bytes_max=settings.answer_cache_bytes_max,
+            seal=seal,
         )
         self._failures = Failures(settings.redis_url, _failure_rules(settings))
         self._failures.start()

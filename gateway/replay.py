@@ -8,7 +8,7 @@ whole, or nothing: an answer that outgrows its bound leaves only that there was 
     told event by event ─► Recorder ─► Keeping.kept, as the request is settled ─► read_answer
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -23,6 +23,7 @@ from gateway.conversation import (
     Done,
     Opened,
     StreamEvent,
+    ThoughtDelta,
 )
 
 FORMAT = 1
@@ -31,7 +32,8 @@ CHANCE_BYTES = 32  # of a token's probability, and of each likelier one
 WHOLE = frozenset({EndCause.COMPLETE, EndCause.LENGTH, EndCause.FILTERED})
 
 _KINDS: dict[str, type[StreamEvent]] = {
-    kind.__name__: kind for kind in (Opened, Delta, CallStart, CallDelta, ChoiceEnd, Done)
+    kind.__name__: kind
+    for kind in (Opened, Delta, ThoughtDelta, CallStart, CallDelta, ChoiceEnd, Done)
 }
 
 
@@ -76,10 +78,18 @@ class Recorder:
 
 
 class Keeping:
-    """What becomes of one claim: its answer, if there is one."""
+    """What becomes of one claim: its answer, if there is one, sealed by `seal`."""
 
-    def __init__(self, claim: Claim, *, bytes_max: int, created_ms: int) -> None:
+    def __init__(
+        self,
+        claim: Claim,
+        *,
+        bytes_max: int,
+        created_ms: int,
+        seal: Callable[[bytes], bytes] = bytes,
+    ) -> None:
         self.claim = claim
+        self._seal = seal
         self.recorder = Recorder(bytes_max)
         self._created_ms = created_ms
 
@@ -88,7 +98,8 @@ class Keeping:
         answer = self.recorder.answer(self._created_ms) if cause in WHOLE else None
         if answer is None:
             return None
-        return Kept(scope=self.claim.scope, key=self.claim.key, answer=answer)
+        stored = self._seal(answer) if answer else answer
+        return Kept(scope=self.claim.scope, key=self.claim.key, answer=stored)
 
 
 def read_answer(data: bytes) -> KeptAnswer | None:
@@ -116,6 +127,8 @@ def _size(event: StreamEvent) -> int:
         case Delta(text=text, chances=chances):
             tops = sum(1 + len(chance.top) for chance in chances)
             return EVENT_BYTES + 4 * len(text) + CHANCE_BYTES * tops
+        case ThoughtDelta(text=text, signature=signature, redacted=redacted):
+            return EVENT_BYTES + 4 * len(text) + len(signature) + len(redacted)
         case CallDelta(arguments=text) | CallStart(name=text) | Opened(echo=text):
             prompt = len(event.prompt) if isinstance(event, Opened) else 0
             return EVENT_BYTES + 4 * len(text) + 4 * CHANCE_BYTES * prompt
@@ -140,6 +153,8 @@ def _continues(before: StreamEvent, event: StreamEvent) -> bool:
     match before, event:
         case Delta(), Delta():
             return before.choice == event.choice
+        case ThoughtDelta(signature="", redacted=""), ThoughtDelta(redacted=""):
+            return before.choice == event.choice
         case CallDelta(), CallDelta():
             return (before.choice, before.call) == (event.choice, event.call)
         case _:
@@ -156,5 +171,8 @@ def _one(run: list[Any]) -> StreamEvent:
             text="".join(event.text for event in run),
             chances=tuple(chance for event in run for chance in event.chances),
         )
+    if isinstance(first, ThoughtDelta):
+        text = "".join(event.text for event in run)
+        return ThoughtDelta(choice=first.choice, text=text, signature=run[-1].signature)
     assert isinstance(first, CallDelta)
     return msgspec.structs.replace(first, arguments="".join(event.arguments for event in run))

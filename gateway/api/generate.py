@@ -118,7 +118,9 @@ class GenerateEndpoint(Endpoint):
             patience=given,
             cache=asked_of(headers),
             hints=hints_of(headers, dict(conversation.metadata)),
-            keeping=self.edge.claims.keeping(claim, now_ms) if claim is not None else None,
+            keeping=self.edge.claims.keeping(identity.tenant.id, claim, now_ms)
+            if claim is not None
+            else None,
         )
         told = await self.edge.claims.told(identity.tenant.id, claim) if claim is not None else None
         if told is not None:

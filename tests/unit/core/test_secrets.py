@@ -90,3 +90,11 @@ def test_a_bad_setting_is_refused_without_showing_it(text):
 
 def test_a_settled_row_says_who_answered_and_who_counted():
     assert provider_replica("acme", "told") == "provider:acme:told"
+
+
+def test_bytes_are_sealed_as_they_are_and_are_no_text():
+    ring = KeyRing({"k1": OLD})
+    sealed = ring.seal_bytes(b"\xff\x00", context=HERE, nonce=NONCE)
+    assert ring.open_bytes(sealed, context=HERE) == b"\xff\x00"
+    with pytest.raises(CannotOpenError):
+        ring.open(sealed, context=HERE)
