@@ -27,25 +27,38 @@ from control_plane.api import (
     kept_responses,
     keys,
     limits,
+    login,
     models,
+    oidc,
     price_books,
     prices,
     providers,
     pulse,
     reconciliation,
     replicas,
+    rollout_words,
+    rollouts,
     routes,
     safety,
+    scaling,
+    sessions,
     tenants,
+    tokens,
     usage,
     usage_totals,
+    users,
 )
 from control_plane.background import Background
 from control_plane.bodies import check_body
 from control_plane.jobs import jobs
+from control_plane.launchers.base import Launcher
+from control_plane.launchers.external import ExternalLauncher
 from control_plane.metrics import Metrics
 from control_plane.services import Services, open_services
 from control_plane.settings import ControlPlaneSettings
+from control_plane.ui.client import AdminApi
+from control_plane.ui.console import Console, static
+from control_plane.ui.pages import console_router
 
 ADMIN_HANDLERS = [
     access.list_access,
@@ -86,6 +99,9 @@ ADMIN_HANDLERS = [
     limits.put_tenant_limits,
     limits.read_key_limits,
     limits.put_key_limits,
+    login.logout,
+    login.read_me,
+    login.change_password,
     models.register_model,
     models.list_models,
     models.read_model,
@@ -112,6 +128,15 @@ ADMIN_HANDLERS = [
     routes.list_routes,
     routes.read_route,
     routes.delete_route,
+    rollouts.create_rollout,
+    rollouts.list_rollouts,
+    rollouts.read_rollout,
+    rollouts.list_rollout_events,
+    rollout_words.promote_rollout,
+    rollout_words.pause_rollout,
+    rollout_words.resume_rollout,
+    rollout_words.abort_rollout,
+    rollout_words.roll_back_rollout,
     safety.put_policy,
     safety.list_policies,
     safety.read_policy,
@@ -119,31 +144,59 @@ ADMIN_HANDLERS = [
     safety.assign_policy,
     safety.unassign_policy,
     safety.list_hits,
+    sessions.list_sessions,
+    sessions.end_session,
+    scaling.put_scaling_policy,
+    scaling.list_scaling_policies,
+    scaling.read_scaling_policy,
+    scaling.delete_scaling_policy,
+    scaling.list_scaling_decisions,
     tenants.create_tenant,
     tenants.list_tenants,
     tenants.read_tenant,
     tenants.patch_tenant,
+    tokens.create_token,
+    tokens.list_tokens,
+    tokens.revoke_token,
     usage.list_usage,
     usage_totals.read_usage_totals,
     usage_totals.rebuild_usage_totals,
+    users.create_user,
+    users.list_users,
+    users.read_user,
+    users.patch_user,
+    users.reset_user,
+]
+
+# Open to strangers: they are how one comes in.
+PUBLIC_HANDLERS = [
+    login.ways_in,
+    login.login,
+    login.accept_invitation,
+    oidc.start,
+    oidc.callback,
 ]
 
 
-def create_app(settings: ControlPlaneSettings) -> Litestar:
-    """One process's application; nothing is opened before its lifespan begins."""
+def create_app(settings: ControlPlaneSettings, launcher: Launcher | None = None) -> Litestar:
+    """One process's application; nothing is opened before its lifespan begins.
+
+    Without a launcher, replicas are somebody else's to start.
+    """
     metrics = Metrics()
 
     @asynccontextmanager
     async def lifespan(app: Litestar) -> AsyncIterator[None]:
         async with open_services(settings, metrics) as services:
             app.state.services = services
+            app.state.console = Console(AdminApi(app))
             background = Background(
                 metrics,
                 timeout_ms=settings.job_timeout_ms,
                 backoff_max_ms=settings.backoff_max_ms,
                 leadership=services.leadership,
             )
-            background.start(jobs(services))
+            background.start(jobs(services, launcher or ExternalLauncher()))
             try:
                 yield
             finally:
@@ -152,17 +205,22 @@ def create_app(settings: ControlPlaneSettings) -> Litestar:
     admin = Router(
         "/admin", route_handlers=ADMIN_HANDLERS, guards=[auth.admin_guard(settings.admin_token)]
     )
+    public = Router("/admin", route_handlers=PUBLIC_HANDLERS)
     workers = Router(
         "/fleet",
         route_handlers=[fleet.register, fleet.beat, fleet.journal],
         guards=[auth.fleet_guard(settings.internal_secret.encode())],
     )
     return Litestar(
-        [admin, workers, health.live, health.ready, health.exposition],
+        [
+            *(admin, public, workers, console_router(), static),
+            *(health.live, health.ready, health.exposition),
+        ],
         lifespan=[lifespan],
         dependencies={
             "services": Provide(_services, sync_to_thread=False),
             "actor": Provide(auth.actor, sync_to_thread=False),
+            "caller": Provide(auth.caller, sync_to_thread=False),
         },
         exception_handlers=errors.HANDLERS,
         before_request=check_body,

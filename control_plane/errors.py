@@ -57,7 +57,10 @@ def _refused(_: Request[Any, Any, Any], error: RefusedError) -> Response[ErrorBo
     detail = ErrorDetail(
         code=refusal.code, message=refusal.message, param=refusal.param, existing_id=existing
     )
-    return Response(ErrorBody(detail), status_code=refusal.status)
+    headers = {}
+    if refusal.retry_after_ms is not None:
+        headers["retry-after"] = str(-(-refusal.retry_after_ms // 1000))
+    return Response(ErrorBody(detail), status_code=refusal.status, headers=headers)
 
 
 def _invalid(request: Request[Any, Any, Any], error: ValidationException) -> Response[ErrorBody]:

@@ -43,6 +43,16 @@ class Metrics:
             registry=self.registry,
         )
         self.replicas_lost = self._counter("replicas_lost", "Replicas marked lost")
+        self.launcher_actions = self._counter(
+            "launcher_actions", "What was done for the number of replicas", "action"
+        )
+        self.replicas_short = Gauge(
+            "headworks_control_plane_replicas_short",
+            "Replicas that are wanted and do not serve; told by the leader",
+            ["deployment"],
+            registry=self.registry,
+        )
+        self.sign_ins = self._counter("sign_ins", "Operators signing in, and refused", "outcome")
         self.soft_caps_passed = self._counter(
             "soft_caps_passed", "Soft caps passed, once for each window", "scope", "period"
         )
@@ -51,6 +61,21 @@ class Metrics:
         self.rollup_behind = Gauge(
             "headworks_control_plane_rollup_entries_behind",
             "Entries that usage's sums do not hold yet",
+            registry=self.registry,
+        )
+        self.scaling_rounds = self._counter(
+            "scaling_rounds", "Deployments that the autoscaler looked at", "outcome"
+        )
+        self.scaling_desired = Gauge(
+            "headworks_control_plane_scaling_desired",
+            "Replicas that the autoscaler wants of a deployment",
+            ["deployment"],
+            registry=self.registry,
+        )
+        self.scaling_alarms = Gauge(
+            "headworks_control_plane_scaling_alarms",
+            "What the autoscaler could not see of a deployment, or not get",
+            ["deployment"],
             registry=self.registry,
         )
         self.differences = self._reconciler(Counter, "differences", "Differences told", "kind")

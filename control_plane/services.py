@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from control_plane.announcer import Announcer
+from control_plane.doors import Doors, open_doors
 from control_plane.leader import Leadership
 from control_plane.metrics import Metrics
 from control_plane.pulse import Pulse
@@ -16,6 +17,7 @@ from control_plane.turns import Turns
 from core.ids import ENTROPY_BYTES
 from core.secrets import KeyRing, read_key_ring
 from store.ledger import Ledger
+from store.pool_view import PoolReader
 from store.postgres import Postgres, PostgresConfig
 
 APPLICATION = "headworks control plane"
@@ -37,8 +39,10 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     announcer: Announcer
     replicas: ReplicaClient
     leadership: Leadership
+    pools: PoolReader
     registering: Turns  # by replica id
     provider_ring: KeyRing
+    doors: Doors
 
 
 @asynccontextmanager
@@ -71,6 +75,8 @@ async def open_services(
         timeout_ms=settings.probe_timeout_ms,
         at_once=settings.probes_at_once,
     )
+    pools = PoolReader(settings.redis_url, timeout_ms=settings.probe_timeout_ms)
+    pools.start()
     # On the pool of its own kind of work: a heartbeat of ours must not wait for a full one.
     terms = await Postgres.open(
         PostgresConfig(
@@ -86,6 +92,7 @@ async def open_services(
     holder = f"cp_{secrets.token_hex(ENTROPY_BYTES)}"
     leadership = Leadership(terms, metrics, holder=holder)
     leadership.start()
+    doors = open_doors(settings, postgres)
     try:
         yield Services(
             settings=settings,
@@ -97,12 +104,16 @@ async def open_services(
             announcer=announcer,
             replicas=replicas,
             leadership=leadership,
+            pools=pools,
             registering=Turns(),
             provider_ring=read_key_ring(settings.provider_keys),
+            doors=doors,
         )
     finally:
+        await doors.close()
         await leadership.close()
         await terms.close()
+        await pools.close()
         await ledger.close()
         await replicas.close()
         await announcer.close()

@@ -28,6 +28,7 @@ class ControlPlaneSettings(msgspec.Struct, frozen=True, kw_only=True):
     log_level: Level = "INFO"
     control_plane_host: str = "127.0.0.1"
     control_plane_port: int = 8001
+    gateway_url: str = "http://127.0.0.1:8000"  # for the console's playground
 
     public_url: str = ""  # where browsers reach it, `https://ops.example.com`
     session_idle_ms: int = 7_200_000  # a session ends so long after its last use
@@ -98,6 +99,9 @@ class ControlPlaneSettings(msgspec.Struct, frozen=True, kw_only=True):
     safety_hits_days: int = 90  # what safety policies did, with its text; 0 keeps all
 
     rollout_every_ms: int = 2000  # between two looks at rollouts under way
+
+    scaling_every_ms: int = 5000  # between two rounds of the autoscaler
+    scaling_kept_ms: int = 2_592_000_000  # a decision of it
 
     backoff_max_ms: int = 30_000  # between two tries of a failing background job
     job_timeout_ms: int = 30_000  # one run of a background job

@@ -28,6 +28,7 @@ class Code(StrEnum):
     MODEL_NOT_PRICED = "model_not_priced"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     CONFLICT = "conflict"
+    PRECONDITION = "precondition_failed"
     TOO_LARGE = "request_too_large"
     UNPROCESSABLE = "unprocessable"
     RATE_LIMITED = "rate_limit_exceeded"
@@ -52,6 +53,7 @@ DIALECTS: dict[Code, tuple[int, str, str]] = {
     Code.MODEL_NOT_PRICED: (403, "invalid_request_error", "permission_error"),
     Code.METHOD_NOT_ALLOWED: (405, "invalid_request_error", "invalid_request_error"),
     Code.CONFLICT: (409, "invalid_request_error", "invalid_request_error"),
+    Code.PRECONDITION: (412, "invalid_request_error", "invalid_request_error"),
     Code.TOO_LARGE: (413, "invalid_request_error", "request_too_large"),
     Code.UNPROCESSABLE: (422, "invalid_request_error", "invalid_request_error"),
     Code.RATE_LIMITED: (429, "rate_limit_error", "rate_limit_error"),

@@ -207,4 +207,7 @@ audit_log = Table(
     Column("subject", Text, nullable=False),
     Column("detail", JSONB, nullable=False),
     Index(None, "subject"),
+    Index(None, "actor", "id"),
+    Index(None, "action", "id"),
+    Index(None, "at"),
 )

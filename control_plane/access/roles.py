@@ -87,11 +87,18 @@ _CALLS: dict[Permission, tuple[str, ...]] = {
         "GET /admin/pulse",
         "GET /admin/reconciliation",
         "GET /admin/replicas",
+        "GET /admin/replicas/{replica}",
+        "GET /admin/rollouts",
+        "GET /admin/rollouts/{name}",
+        "GET /admin/rollouts/{name}/events",
         "GET /admin/routes",
         "GET /admin/routes/{model}",
         "GET /admin/safety-hits",
         "GET /admin/safety-policies",
         "GET /admin/safety-policies/{name}",
+        "GET /admin/scaling-decisions",
+        "GET /admin/scaling-policies",
+        "GET /admin/scaling-policies/{target}",
         "GET /admin/tenants",
         "GET /admin/tenants/{tenant}",
         "GET /admin/tenants/{tenant}/answer-cache",
@@ -147,7 +154,20 @@ _CALLS: dict[Permission, tuple[str, ...]] = {
         "POST /admin/tenants/{tenant}/reprices",
     ),
     Permission.MODELS_WRITE: ("POST /admin/models", "PATCH /admin/models/{version}"),
-    Permission.FLEET_WRITE: ("POST /admin/deployments", "PATCH /admin/deployments/{name}"),
+    Permission.FLEET_WRITE: (
+        "POST /admin/replicas/{replica}/drain",
+        "DELETE /admin/replicas/{replica}/drain",
+        "POST /admin/rollouts",
+        "POST /admin/rollouts/{name}/abort",
+        "POST /admin/rollouts/{name}/pause",
+        "POST /admin/rollouts/{name}/promote",
+        "POST /admin/rollouts/{name}/resume",
+        "POST /admin/rollouts/{name}/rollback",
+        "POST /admin/deployments",
+        "PATCH /admin/deployments/{name}",
+        "PUT /admin/scaling-policies/{target}",
+        "DELETE /admin/scaling-policies/{target}",
+    ),
     Permission.ROUTES_WRITE: (
         "PUT /admin/routes/{model}",
         "DELETE /admin/routes/{model}",
@@ -175,6 +195,17 @@ CALLS: dict[tuple[str, str], Permission] = {
     for permission, calls in _CALLS.items()
     for method, _, path in (call.partition(" ") for call in calls)
 }
+
+# How one comes in; strangers may call these.
+PUBLIC = frozenset(
+    {
+        ("GET", "/admin/login"),
+        ("POST", "/admin/login"),
+        ("POST", "/admin/invitations/accept"),
+        ("GET", "/admin/oidc/start"),
+        ("GET", "/admin/oidc/callback"),
+    }
+)
 
 
 def needed(method: str, path_template: str) -> Permission | None:

@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 from litestar import Response, get, post
 from litestar.di import NamedDependency
-from litestar.params import FromPath, JSONBody, QueryParameter
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from control_plane.api.paging import ROWS, After, Filter, Limit
 from control_plane.api.rollout_bodies import (
@@ -40,6 +40,9 @@ CREATED = "created"
 
 Before = Annotated[int, QueryParameter(ge=1)]
 
+# `state` is a name that Litestar keeps for the application's own.
+InState = Annotated[str, QueryParameter(name="state", max_length=200)]
+
 
 @post("/rollouts")
 async def create_rollout(
@@ -47,14 +50,14 @@ async def create_rollout(
     actor: NamedDependency[str],
     data: JSONBody[CreateRollout],
     *,
-    dry_run: bool = False,
+    dry_run: FromQuery[bool] = False,
 ) -> Response[RolloutBody | RolloutDraft]:
     """201; 200 for the very same again, or for a dry run; 409 by name for what is in its way."""
     async with services.postgres.transaction() as conn:
         await registry.hold_routes(conn)
         existing = await rollouts.rollout(conn, data.name)
         if existing is not None and not dry_run:
-            if existing.asked != msgspec.to_builtins(data):
+            if msgspec.convert(existing.asked, CreateRollout) != data:
                 message = f"another rollout named {data.name!r} exists"
                 raise ExistsError(message, param="name", existing_id=data.name)
             return Response(body_of(existing), status_code=200)
@@ -75,15 +78,15 @@ async def list_rollouts(
     services: NamedDependency[Services],
     *,
     model: Filter = "",
-    state: Filter = "",
-    only_open: bool = False,
+    in_state: InState = "",
+    only_open: FromQuery[bool] = False,
     after: After = "",
     limit: Limit = ROWS,
 ) -> RolloutList:
     """All that there ever were, or those of a public name, in a state, or not closed."""
     async with services.postgres.connection() as conn:
         rows = await rollouts.rollouts_page(
-            conn, model=model, state=state, only_open=only_open, after=after, limit=limit
+            conn, model=model, state=in_state, only_open=only_open, after=after, limit=limit
         )
     last = rows[-1].name if len(rows) == limit else None
     return RolloutList(rollouts=[body_of(row) for row in rows], after=last)

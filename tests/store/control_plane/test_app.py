@@ -5,6 +5,7 @@ import re
 import pytest
 import redis
 
+from control_plane.access.roles import PUBLIC
 from control_plane.app import create_app
 from store.keys import ROUTE_VERSIONS, TENANT_PARTS, tenant_keys
 from tests.support.control_plane import (
@@ -31,7 +32,9 @@ def admin_endpoints():
         )
         for route in app.routes
         for method in getattr(route, "methods", ())
-        if route.path.startswith("/admin/") and method != "OPTIONS"
+        if route.path.startswith("/admin/")
+        and method != "OPTIONS"
+        and (method, route.path_format) not in PUBLIC
     )
 
 
