@@ -60,7 +60,7 @@ def look(policy: ScalingPolicy, state: State, signals: Signals) -> tuple[View, S
     if kv_silent:
         alarms.append(f"kv_use unknown of {kv_silent} in {len(ready)} replicas")
     if lost:
-        alarms.append(f"{len(lost)} not ready after {policy.start_timeout_ms // 1000} s")
+        alarms.append(f"lost: {len(lost)} not ready after {policy.start_timeout_ms // 1000} s")
     queued = fresh(signals.queued, stale_ms)
     state = _steadied(state, len(ready))
     state = _averaged(policy, state, slots, kv)
