@@ -6,6 +6,12 @@ const colour = (name) => getComputedStyle(document.documentElement).getPropertyV
 const short = (value) =>
   value == null ? "—" : value >= 1000 ? `${+(value / 1000).toPrecision(3)}k` : `${+value.toPrecision(3)}`;
 
+const clock = (at) => new Date(at * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hour12: false });
+const day = (at) => new Date(at * 1000).toLocaleDateString([], { month: "short", day: "numeric" });
+const DAY_S = 86_400;
+// So few values that a line between them would not show them.
+const FEW = 8;
+
 class Chart extends HTMLElement {
   static observedAttributes = ["data-chart"];
 
@@ -46,9 +52,11 @@ class Chart extends HTMLElement {
     const { times, lines } = JSON.parse(this.dataset.chart);
     this.names = Object.keys(lines).join();
     const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
-    const series = Object.keys(lines).map((label, index) => ({
+    const named = times.length > 1 && times[1] - times[0] >= DAY_S ? day : clock;
+    const series = Object.entries(lines).map(([label, values], index) => ({
       label, stroke: colour(COLOURS[index % COLOURS.length]), width: 1.6, spanGaps: false,
-      points: { show: times.length < 3, size: 4 }, value: (_, value) => short(value),
+      points: { show: values.filter((value) => value != null).length < FEW, size: 5 },
+      value: (_, value) => short(value),
     }));
     this.plot = new uPlot(
       {
@@ -56,8 +64,8 @@ class Chart extends HTMLElement {
         cursor: { y: false, points: { size: 6 } },
         legend: { live: true },
         scales: { y: { range: (_, __, most) => [0, most > 0 ? most * 1.1 : 1] } },
-        axes: [{ ...axis, space: 64 }, { ...axis, size: 46, values: (_, values) => values.map(short) }],
-        series: [{ value: (_, at) => (at ? new Date(at * 1000).toLocaleTimeString() : "") }, ...series],
+        axes: [{ ...axis, space: 64, values: (_, times) => times.map(named) }, { ...axis, size: 46, values: (_, values) => values.map(short) }],
+        series: [{ label: "At", value: (_, at) => (at ? named(at) : "—") }, ...series],
       },
       [times, ...Object.values(lines)],
       this.place,

@@ -78,7 +78,7 @@ class Console:
     async def page(self, request: Asked, template: str, **values: Any) -> Response[str]:
         """A page, or its middle alone when it asks for itself. Raises SignedOutError."""
         me = await self.api.get(request, "/me")
-        return self.render(request, template, me=me.data or {}, **values)
+        return self.render(request, template, me=me.data, **values)
 
     def render(self, request: Asked, template: str, **values: Any) -> Response[str]:
         """Without asking who looks."""

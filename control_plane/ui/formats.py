@@ -1,6 +1,7 @@
 """Numbers as people read them. Pure; all are filters of the templates."""
 
 from datetime import UTC, datetime
+from decimal import Decimal
 
 MINUTE_S, HOUR_S, DAY_S = 60, 3_600, 86_400
 SECOND_MS = 1_000
@@ -23,6 +24,17 @@ def count(value: float | None) -> str:
         if abs(value) >= size:
             return f"{value / size:.3g}{unit}"
     return f"{value:.0f}" if value == int(value) else f"{value:.3g}"
+
+
+def rate(per_s: float) -> str:
+    """By the second, or by the minute where less than one comes in a second.
+
+    >>> [rate(n) for n in (0, 0.0265, 12.3)]
+    ['0/s', '1.59/min', '12.3/s']
+    """
+    if 0 < per_s < 1:
+        return f"{count(per_s * MINUTE_S)}/min"
+    return f"{count(per_s)}/s"
 
 
 def milliseconds(value: float | None) -> str:
@@ -57,13 +69,16 @@ def share(value: float | None) -> str:
 def money(micro: float | None) -> str:
     """Of the price list's currency, from micro-units.
 
-    >>> [money(n) for n in (None, 0, 123, 45_600, 12_345_678_900)]
-    ['—', '0.00', '0.000123', '0.0456', '12,345.68']
+    >>> [money(n) for n in (None, 0, 9, 12_346, 45_600, 12_345_678_900)]
+    ['—', '0.00', '0.000009', '0.01235', '0.0456', '12,345.68']
     """
     if micro is None:
         return NOTHING
-    value = micro / 1_000_000
-    return f"{value:,.2f}" if micro == 0 or abs(value) >= 1 else f"{value:.3g}"
+    value = Decimal(round(micro)) / 1_000_000
+    if value == 0 or abs(value) >= 1:
+        return f"{value:,.2f}"
+    # What is less than one keeps four digits of its own, and never an exponent.
+    return f"{value:.{min(6, 3 - value.adjusted())}f}".rstrip("0")
 
 
 def duration(ms: float | None) -> str:

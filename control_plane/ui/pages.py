@@ -89,7 +89,9 @@ async def rollouts(request: Asked, console: Ui) -> Response[str]:
 async def rollout(request: Asked, console: Ui, name: FromPath[str]) -> Response[str]:
     """One, with its two sides beside each other and why each step was taken."""
     found = await console.api.all(request, rollout=f"/rollouts/{name}")
-    return await console.page(request, "rollout.html", name=name, **found)
+    compared = found["rollout"].data["comparison"] if found["rollout"].ok else None
+    sides = views.sides(compared) if compared else []
+    return await console.page(request, "rollout.html", name=name, sides=sides, **found)
 
 
 @get("/scaling")
@@ -97,9 +99,8 @@ async def scaling(request: Asked, console: Ui) -> Response[str]:
     """Policies, and what was decided by them."""
     found = await console.api.all(
         request,
-        policies=("/scaling/policies", {"limit": MANY}),
-        decisions=("/scaling/decisions", {"limit": PAGE}),
-        deployments=("/deployments", {"limit": MANY}),
+        policies=("/scaling-policies", {"limit": MANY}),
+        decisions=("/scaling-decisions", {"limit": PAGE}),
     )
     return await console.page(request, "scaling.html", **found)
 
@@ -121,12 +122,11 @@ async def tenant(request: Asked, console: Ui, tenant: FromPath[str]) -> Response
         tenant=base,
         keys=(f"{base}/keys", {"limit": MANY}),
         account=f"{base}/account",
-        caps=f"{base}/caps",
         limits=f"{base}/limits",
         usage=("/usage", {"tenant_id": tenant, "limit": 20}),
         hits=("/safety-hits", {"tenant": tenant, "limit": 10}),
     )
-    return await console.page(request, "tenant.html", tenant_id=tenant, **found)
+    return await console.page(request, "tenant.html", held=views.held, **found)
 
 
 @get("/usage")
@@ -138,7 +138,7 @@ async def usage(request: Asked, console: Ui, model: Word = "", after: Word = "")
         models=("/usage/totals", {"by": "model,cause", "model": model, "limit": 200}),
         requests=("/usage", {"model": model, "after": after, "limit": PAGE}),
     )
-    chart = views.usage_chart(found["days"].data["totals"]) if found["days"].ok else None
+    chart = views.usage_chart(found["days"].data) if found["days"].ok else None
     return await console.page(request, "usage.html", chart=chart, model=model, **found)
 
 

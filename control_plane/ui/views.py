@@ -54,7 +54,7 @@ def pulse_figures(points: Points, span_ms: int) -> list[Figure]:
     return [
         Figure(
             name="Goodput",
-            value=f"{formats.count(good / seconds)}/s",
+            value=formats.rate(good / seconds),
             note=f"{formats.count(ended)} requests ended",
         ),
         Figure(
@@ -75,8 +75,8 @@ def pulse_figures(points: Points, span_ms: int) -> list[Figure]:
         ),
         Figure(
             name="Output",
-            value=f"{formats.count(tokens / seconds)} tok/s",
-            note=f"{formats.share(cached / read if read else None)} of prompts from cache",
+            value=formats.rate(tokens / seconds),
+            note=f"tokens; {formats.share(cached / read if read else None)} of prompts from cache",
         ),
         Figure(
             name="Per million",
@@ -211,18 +211,20 @@ def fleet_figures(found: Iterable[Pool]) -> list[Figure]:
 FULL = 0.9
 
 
-def usage_chart(totals: Iterable[Row]) -> Chart:
-    """Output tokens and prompt tokens by day."""
-    days: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for total in totals:
-        days[total["bucket_ms"] // 1_000][0] += total["prompt_tokens"]
-        days[total["bucket_ms"] // 1_000][1] += total["output_tokens"]
-    times_s = sorted(days)
-    lines: dict[str, list[float | None]] = {
-        "prompt": [days[at][0] for at in times_s],
-        "output": [days[at][1] for at in times_s],
-    }
-    return _chart("Tokens by day", "tokens", times_s, lines)
+DAY_MS = 86_400_000
+
+
+def usage_chart(found: Row) -> Chart:
+    """Prompt and output tokens by day, up to today."""
+    of = {total["bucket_ms"]: total for total in found["totals"]}
+    until_ms = max([found["fresh_as_of_ms"], *of]) if of else found["fresh_as_of_ms"]
+    days = list(range(found["from_ms"], min(until_ms + 1, found["to_ms"]), DAY_MS))
+
+    def by_day(field: str) -> list[float | None]:
+        return [of[day][field] if day in of else 0 for day in days]
+
+    lines = {"prompt": by_day("prompt_tokens"), "output": by_day("output_tokens")}
+    return _chart("Tokens by day", "tokens", [day // 1_000 for day in days], lines)
 
 
 def route_summary(route: Row) -> str:
@@ -238,3 +240,61 @@ def route_summary(route: Row) -> str:
     ]
     fallbacks = len(route.get("fallbacks") or [])
     return ", ".join(told) + (f" · {fallbacks} fallbacks" if fallbacks else "")
+
+
+class Beside(msgspec.Struct, frozen=True, kw_only=True):
+    """One measurement of a rollout, its two sides as text."""
+
+    name: str
+    canary: str
+    stable: str
+
+
+def sides(comparison: Row) -> list[Beside]:
+    """Canary and stable beside each other, in the order in which one asks."""
+    both = comparison["canary"], comparison["stable"]
+
+    def beside(name: str, canary: str, stable: str) -> Beside:
+        return Beside(name=name, canary=canary, stable=stable)
+
+    rows = [
+        beside("Requests", *(formats.count(side["requests"]) for side in both)),
+        beside("Errors", *(formats.share(side["error_rate"]) for side in both)),
+    ]
+    for name, field, form in _COMPARED:
+        rows.append(beside(f"{name} p95", *(form(side[field]["p95"]) for side in both)))
+        rows.append(beside(f"{name} mean", *(form(side[field]["mean"]) for side in both)))
+    for cause, name in (("length", "Cut by length"), ("filtered", "Filtered")):
+        rows.append(beside(name, *(formats.share(_part(side, cause)) for side in both)))
+    return rows
+
+
+_COMPARED = (
+    ("TTFT", "first_token_ms", formats.milliseconds),
+    ("ITL", "inter_token_ms", formats.milliseconds),
+    ("Output tokens", "output_tokens", formats.count),
+    ("Cost", "cost_micro", formats.money),
+)
+
+
+def _part(side: Row, cause: str) -> float | None:
+    requests = side["requests"]
+    return side["causes"].get(cause, 0) / requests if requests else None
+
+
+def held(limits: Row) -> list[tuple[str, str]]:
+    """Limits that say something, the tenant's own first, as names and values."""
+    told = []
+    for scope, said in limits.items():
+        for name, value in _said(said):
+            words = name.replace("_", " ")
+            told.append((words if scope == "tenant" else f"{scope}: {words}", value))
+    return told
+
+
+def _said(said: Any, prefix: str = "") -> Iterable[tuple[str, str]]:
+    if isinstance(said, Mapping):
+        for name, value in said.items():
+            yield from _said(value, f"{prefix} {name}".strip())
+    elif isinstance(said, int) and not isinstance(said, bool) and said:
+        yield prefix, formats.count(said)
