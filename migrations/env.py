@@ -23,7 +23,9 @@ from store import (
     schema_reconcile,
     schema_registry,
     schema_responses,
+    schema_rollouts,
     schema_safety,
+    schema_scaling,
     schema_usage,
     schema_users,
 )
@@ -45,7 +47,9 @@ for tables in (
     schema_reconcile,
     schema_registry,
     schema_responses,
+    schema_rollouts,
     schema_safety,
+    schema_scaling,
     schema_usage,
     schema_users,
 ):
