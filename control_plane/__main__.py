@@ -6,6 +6,7 @@ import sys
 import uvicorn
 
 from control_plane.app import create_app
+from control_plane.launchers.choose import choose_launcher
 from control_plane.settings import ControlPlaneSettings, checked
 from core import log
 from core.settings import SettingsError, read_settings
@@ -17,12 +18,13 @@ def main() -> int:
     """1 with the reason when a setting is bad."""
     try:
         settings = checked(read_settings(ControlPlaneSettings, os.environ))
-    except SettingsError as error:
+        launcher = choose_launcher(settings, os.environ)
+    except (SettingsError, OSError) as error:
         print(f"control plane: {error}", file=sys.stderr)
         return 1
     log.configure(PROCESS, settings.log_level)
     uvicorn.run(
-        create_app(settings),
+        create_app(settings, launcher),
         host=settings.control_plane_host,
         port=settings.control_plane_port,
         loop="uvloop",

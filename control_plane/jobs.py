@@ -5,11 +5,14 @@ import logging
 from control_plane.access_job import access_job
 from control_plane.background import Job
 from control_plane.idempotency_job import idempotency_job
+from control_plane.launchers.base import Launcher
+from control_plane.launchers.reconcile import launch_job
 from control_plane.reaper import Reaper
 from control_plane.reconciler import Reconciler
 from control_plane.response_jobs import responses_job
 from control_plane.rollout_runner import rollouts_job
 from control_plane.safety_job import safety_job
+from control_plane.scaler import scaler_job
 from control_plane.services import Services
 from control_plane.soft_caps import soft_caps_job
 from control_plane.usage_jobs import usage_jobs
@@ -21,7 +24,7 @@ CONTACT_GAP_S_MIN = 2.0
 _log = logging.getLogger(__name__)
 
 
-def jobs(services: Services) -> list[Job]:
+def jobs(services: Services, launcher: Launcher) -> list[Job]:
     """Any number of control planes may run them at once, but for a leader's."""
     reaper = Reaper(services, services.settings)
     reconciler = Reconciler(services)
@@ -48,8 +51,10 @@ def jobs(services: Services) -> list[Job]:
         Job(name="reconciler", every_ms=reconciler.every_ms, run=reconciler.round),
         *usage_jobs(services),
         responses_job(services),
+        scaler_job(services),
         safety_job(services),
         rollouts_job(services),
+        launch_job(services, launcher),
     ]
 
 

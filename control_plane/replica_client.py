@@ -1,4 +1,4 @@
-"""Asks replicas how they are: `GET /load`, bounded in time and in number at once.
+"""Asks replicas how they are, and wakes them: bounded in time and in number at once.
 
 A replica that cannot be asked is an answer with its reason, never an exception.
 """
@@ -80,6 +80,17 @@ class ReplicaClient:
             return Unreachable(str(error) or type(error).__name__)
         except msgspec.MsgspecError as error:
             return Unreachable(f"not a load report: {error}")
+
+    async def wake(self, url: str) -> str:
+        """What a sleeping replica says to it; "" when it wakes, or needs longer than our bound."""
+        try:
+            async with self._turns, asyncio.timeout(self._timeout_s):
+                response = await self._http.post(f"{url}/wake", headers=self._headers())
+        except TimeoutError:
+            return ""  # it goes on without whoever asked
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            return str(error) or type(error).__name__
+        return "" if response.is_success else f"{response.status_code}: {response.text[:200]}"
 
     def _headers(self) -> dict[str, str]:
         expires_ms = time.time_ns() // 1_000_000 + TOKEN_LIFE_MS

@@ -149,6 +149,13 @@ async def mark_lost(conn: Connection, replica: SilentReplica, *, silent_ms: int)
     return row is not None
 
 
+async def now_ms(conn: Connection) -> int:
+    """The database's clock, by which everything here is told."""
+    row = await (await conn.execute(_sql["now_ms"])).fetchone()
+    assert row is not None, "a SELECT without FROM has a row"
+    return int(row[0])
+
+
 async def forget_old(conn: Connection, *, kept_ms: int) -> None:
     """Drop replicas that stopped or were lost long ago, and boots of over a month."""
     await conn.execute(_sql["forget_replicas"], {"kept_ms": kept_ms})

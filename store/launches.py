@@ -4,31 +4,13 @@ So a control plane that dies between the two leaves a row, which the next one fi
 place without a row is nobody's. Times are the database's clock, as Unix milliseconds.
 """
 
-import msgspec
-
+from core.launch import Launch
 from core.worker_spec import LauncherKind
 from store.postgres import Connection
 from store.queries import load
 from store.rows import struct_row
 
 _sql = load("launches")
-
-
-class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """One replica that a launcher was asked to start. `home` is which launcher of its kind."""
-
-    replica_id: str
-    deployment: str
-    launcher: LauncherKind
-    home: str
-    asked_ms: int
-    started_ms: int | None
-    failures: int
-    last_failure: str
-    retry_ms: int | None
-    stop_reason: str
-    stop_asked_ms: int | None
-    stop_grace_ms: int
 
 
 async def all_launches(conn: Connection) -> list[Launch]:

@@ -104,6 +104,9 @@ UPDATE replicas SET state = 'lost'
    AND last_beat_at < clock_timestamp() - :silent_ms * interval '1 millisecond'
 RETURNING replica_id;
 
+-- name: now_ms
+SELECT CAST(floor(extract(epoch FROM clock_timestamp()) * 1000) AS bigint);
+
 -- name: forget_replicas
 DELETE FROM replicas
  WHERE state IN ('stopped', 'lost')
