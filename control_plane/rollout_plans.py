@@ -8,7 +8,6 @@ from control_plane.rollout_watch import observe
 from control_plane.rollouts.capacity import need, ready
 from control_plane.rollouts.machine import begin
 from control_plane.rollouts.plan import Plan, fault
-from control_plane.rollouts.state import Observed
 from control_plane.rollouts.tables import split, unfit
 from core.errors import Code, Refusal
 from core.route_table import EVERYBODY, Target
@@ -43,7 +42,7 @@ async def problems(
     async for refusal in _version_problems(conn, plan):
         yield refusal
     if region[0] != region[1]:
-        message = f"{plan.stable} is in region {region[0]}, {plan.canary} in {region[1]}"
+        message = f"{plan.stable} is in region {region[0]}, {plan.canary} in region {region[1]}"
         yield _conflict(message, "canary")
     async for refusal in _name_problems(conn, plan, name):
         yield refusal
@@ -72,21 +71,24 @@ async def _name_problems(conn: Connection, plan: Plan, name: str) -> AsyncIterat
     if other is not None and other != name:
         yield _conflict(f"the rollout {other!r} moves {plan.model!r}", "model")
         return
-    table = await registry.route(conn, plan.model, plan.tenant)
-    unready = unfit(table, plan)
-    if unready is not None and other is None:
+    if await rollouts.unclosed(conn, plan.model, plan.tenant) is not None:
+        return  # it has yet to leave the table, and this one waits for that
+    unready = unfit(await registry.route(conn, plan.model, plan.tenant), plan)
+    if unready is not None:
         yield _conflict(unready, "model")
 
 
 async def forecast(
-    conn: Connection, row: RolloutRow, plan: Plan, now_ms: int
-) -> tuple[list[StepForecast], Observed]:
+    conn: Connection, row: RolloutRow, plan: Plan, *, demand_rps: float | None
+) -> list[StepForecast]:
     """What each step would write and need. Nothing where the table cannot take it."""
-    observed = await observe(conn, row, now_ms)
+    observed = await observe(conn, row, demand_rps=demand_rps)
     if observed.table is None or unfit(observed.table, plan) is not None:
-        return [], observed
+        return []
     carrying = ready(observed.stable or (), plan.stable_version)
-    rollout = msgspec.structs.replace(begin(row.name, plan, now_ms), stable_replicas=carrying)
+    rollout = msgspec.structs.replace(
+        begin(row.name, plan, row.created_ms), stable_replicas=carrying
+    )
     have = ready(observed.canary or (), plan.canary_version)
     steps = []
     for step in plan.steps:
@@ -100,7 +102,7 @@ async def forecast(
                 why=wanted.why,
             )
         )
-    return steps, observed
+    return steps
 
 
 def _conflict(message: str, param: str) -> Refusal:

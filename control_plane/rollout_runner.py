@@ -11,7 +11,7 @@ import msgspec
 
 from control_plane.background import Job
 from control_plane.rollout_keep import MovedMeanwhileError, keep, read
-from control_plane.rollout_watch import measure, observe
+from control_plane.rollout_watch import demand, measure, observe
 from control_plane.rollouts import machine
 from control_plane.rollouts.samples import Sample, Window
 from control_plane.rollouts.state import Decision, Rollout
@@ -59,8 +59,11 @@ class RolloutRunner:
         rollout = read(row)
         async with self._services.postgres.connection() as conn:
             now_ms = await rollouts.now_ms(conn)
-            observed = await observe(conn, row, now_ms)
+        demand_rps = await demand(self._services, row, now_ms)
         sample = await self._sample(row, rollout, now_ms)
+        # Last, so that the table is the newest that the decision can be of.
+        async with self._services.postgres.connection() as conn:
+            observed = await observe(conn, row, demand_rps=demand_rps)
         observed = msgspec.structs.replace(observed, sample=sample)
         decision = machine.advance(rollout, observed, now_ms)
         try:

@@ -19,16 +19,26 @@ MEASURE_S = 5.0  # for one window's rows: without an answer it goes unmeasured, 
 _log = logging.getLogger(__name__)
 
 
-async def observe(conn: Connection, row: RolloutRow, at_ms: int) -> Observed:
+async def observe(conn: Connection, row: RolloutRow, *, demand_rps: float | None) -> Observed:
     """All but the sample."""
     seen = await rollouts.replicas_of(conn, (row.canary, row.stable))
     return Observed(
         table=await registry.route(conn, row.model, row.tenant),
         canary=_side(seen, row.canary),
         stable=_side(seen, row.stable),
-        demand_rps=await rollouts.demand(conn, row, at_ms),
+        demand_rps=demand_rps,
         busy_with=await rollouts.ahead_of(conn, row) or "",
     )
+
+
+async def demand(services: Services, row: RolloutRow, at_ms: int) -> float | None:
+    """Requests per second under the name. None where there is no answer in time."""
+    try:
+        async with asyncio.timeout(MEASURE_S), services.books.connection() as conn:
+            return await rollouts.demand(conn, row, at_ms)
+    except (StoreAwayError, TimeoutError) as error:
+        _unmeasured(row, error)
+        return None
 
 
 async def measure(
@@ -51,10 +61,14 @@ async def measure(
             counted = await rollouts.sample(conn, asked)
             still_open = await rollouts.still_open(conn, asked)
     except (StoreAwayError, TimeoutError) as error:
-        facts = {"rollout": row.name, "reason": str(error) or type(error).__name__}
-        _log.warning("a rollout could not be measured", extra={"facts": facts})
+        _unmeasured(row, error)
         return None
     return assemble(plan, window, counted, still_open)
+
+
+def _unmeasured(row: RolloutRow, error: Exception) -> None:
+    facts = {"rollout": row.name, "reason": str(error) or type(error).__name__}
+    _log.warning("a rollout could not be measured", extra={"facts": facts})
 
 
 def _side(seen: list[SeenReplica], deployment: str) -> tuple[ReplicaSeen, ...]:

@@ -165,6 +165,11 @@ async def moving(conn: Connection, model: str, tenant: str) -> str | None:
     return await _name(conn, "moving", {"model": model, "tenant": tenant})
 
 
+async def unclosed(conn: Connection, model: str, tenant: str) -> str | None:
+    """A rollout of this public name that has something left to do, be it ended."""
+    return await _name(conn, "unclosed", {"model": model, "tenant": tenant})
+
+
 async def ahead_of(conn: Connection, row: RolloutRow) -> str | None:
     """An earlier rollout of the same public name that is not closed."""
     values = {"name": row.name, "model": row.model, "tenant": row.tenant}

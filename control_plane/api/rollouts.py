@@ -7,6 +7,7 @@ from litestar import Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
+from control_plane.api.etags import tagged
 from control_plane.api.paging import ROWS, After, Filter, Limit
 from control_plane.api.rollout_bodies import (
     CreateRollout,
@@ -23,7 +24,7 @@ from control_plane.errors import ExistsError
 from control_plane.rollout_keep import read, written
 from control_plane.rollout_plans import forecast, problems
 from control_plane.rollout_samples import compare
-from control_plane.rollout_watch import measure
+from control_plane.rollout_watch import demand, measure
 from control_plane.rollouts import machine
 from control_plane.rollouts.plan import Plan
 from control_plane.services import Services
@@ -63,7 +64,7 @@ async def create_rollout(
             return Response(body_of(existing), status_code=200)
         row, plan = await _planned(conn, data, actor)
         if dry_run:
-            return Response(await _draft(conn, row, plan), status_code=200)
+            return Response(await _draft(services, conn, row, plan), status_code=200)
         async for refusal in problems(conn, plan, data.name, await _regions(conn, plan)):
             raise RefusedError(refusal)
         if not await rollouts.create(conn, row):
@@ -93,7 +94,9 @@ async def list_rollouts(
 
 
 @get("/rollouts/{name:str}")
-async def read_rollout(services: NamedDependency[Services], name: FromPath[str]) -> RolloutDetail:
+async def read_rollout(
+    services: NamedDependency[Services], name: FromPath[str]
+) -> Response[RolloutDetail]:
     """404 for an unknown name. Measures both sides anew."""
     async with services.postgres.connection() as conn:
         row = await found(conn, name)
@@ -101,12 +104,13 @@ async def read_rollout(services: NamedDependency[Services], name: FromPath[str])
         events = await rollouts.events_page(conn, name, limit=EVENTS_SHOWN)
     rollout = read(row)
     sample = await measure(services, row, rollout.plan, machine.window(rollout, now_ms))
-    return RolloutDetail(
+    detail = RolloutDetail(
         **msgspec.structs.asdict(body_of(row)),
         plan=rollout.plan,
         comparison=None if sample is None else compare(rollout.plan, sample),
         events=events,
     )
+    return tagged(detail, row.version)
 
 
 @get("/rollouts/{name:str}/events")
@@ -181,14 +185,15 @@ async def _regions(conn: Connection, plan: Plan) -> tuple[str, str]:
     return stable.region, canary.region
 
 
-async def _draft(conn: Connection, row: RolloutRow, plan: Plan) -> RolloutDraft:
+async def _draft(services: Services, conn: Connection, row: RolloutRow, plan: Plan) -> RolloutDraft:
     against = problems(conn, plan, row.name, await _regions(conn, plan))
     refusals = [
         RolloutRefusal(code=each.code, message=each.message, param=each.param)
         async for each in against
     ]
-    steps, observed = await forecast(conn, row, plan, await rollouts.now_ms(conn))
-    return RolloutDraft(plan=plan, refusals=refusals, steps=steps, demand_rps=observed.demand_rps)
+    demand_rps = await demand(services, row, await rollouts.now_ms(conn))
+    steps = await forecast(conn, row, plan, demand_rps=demand_rps)
+    return RolloutDraft(plan=plan, refusals=refusals, steps=steps, demand_rps=demand_rps)
 
 
 async def _tell_created(conn: Connection, row: RolloutRow, actor: str) -> None:

@@ -62,6 +62,11 @@ SELECT id, CAST(floor(extract(epoch FROM at) * 1000) AS bigint) AS at_ms, actor,
 -- The one that moves a public name now.
 SELECT name FROM rollouts WHERE tenant_id = :tenant AND model = :model AND NOT ended;
 
+-- name: unclosed
+-- Whichever of a public name's has something left to do.
+SELECT name FROM rollouts
+ WHERE tenant_id = :tenant AND model = :model AND NOT closed ORDER BY created_at LIMIT 1;
+
 -- name: ahead
 -- An earlier one of the same public name that still has something to do.
 SELECT name FROM rollouts
