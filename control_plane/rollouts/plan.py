@@ -81,20 +81,21 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Bounds of a whole rollout.
 
     `false_alarm` is the chance that any gate ever fails a canary which is within what is
-    tolerated; `missed` that one metric beyond it passes. `replica_rps` is what one replica of
+    tolerated; `missed` that a step passes one metric beyond it. `replica_rps` is what one replica of
     the canary carries, 0 takes what was measured. `when_alone` is what a failure against the
     stable of an earlier step does, at 100 %, where there is no other to compare with.
     """
 
     false_alarm: Chance = 0.05
     missed: Chance = 0.1
-    look_growth: Annotated[float, msgspec.Meta(ge=1.05, le=10)] = 1.5  # of requests between looks
+    look_growth: Annotated[float, msgspec.Meta(ge=1.05, le=10)] = 2.0  # of requests between looks
     least_replicas: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1
     replica_rps: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 0.0
     headroom: Annotated[float, msgspec.Meta(ge=1, le=10)] = 1.2  # of demand, to be carried
     on_loss: Literal["hold", "retreat"] = "retreat"
     when_alone: Literal["pause", "roll_back"] = "pause"
     lost_ms_max: Millis = 60_000  # without any replica of the canary, then back to the stable
+    restore_ms: Millis = 60_000  # with enough replicas again, before a share taken back is given
     stage_ms_max: Millis = 2 * HOUR_MS
     keep_warm_ms: Millis = HOUR_MS  # of the side that lost, and of conversations bound to it
     settle_ms: Millis = 30_000  # the newest requests are not judged yet: slow ones are still open
@@ -129,9 +130,9 @@ def _faults(plan: Plan) -> Iterator[Fault]:
     yield from _side_faults(plan)
     yield from _step_faults(plan)
     yield from _gate_faults(plan)
-    if plan.rules.tick_ms_max > plan.rules.lost_ms_max:
+    if plan.rules.lost_ms_max < 2 * plan.rules.tick_ms_max:
         # One look that came late would be taken for a loss that lasted.
-        yield Fault("lost_ms_max is at least tick_ms_max", "rules.lost_ms_max")
+        yield Fault("lost_ms_max is at least twice tick_ms_max", "rules.lost_ms_max")
 
 
 def _side_faults(plan: Plan) -> Iterator[Fault]:
@@ -148,6 +149,8 @@ def _step_faults(plan: Plan) -> Iterator[Fault]:
         yield Fault(f"a rollout has at most {STEPS_MAX} steps", "steps")
     elif plan.steps[-1].percent != WHOLE:
         yield Fault(f"the last step is {WHOLE} percent", f"steps.{len(plan.steps) - 1}.percent")
+    elif len(plan.steps) == 1:
+        yield Fault("an earlier step leaves the stable a share, to compare with", "steps.0.percent")
     for at, step in enumerate(plan.steps):
         if at and step.percent <= plan.steps[at - 1].percent:
             yield Fault("each step is a larger share than the one before", f"steps.{at}.percent")

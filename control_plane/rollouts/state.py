@@ -82,12 +82,14 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     seen_ms: int = 0  # of the last look
     held_ms: int = 0  # counted in this state or step, while nothing holds it
     waited_ms: int = 0  # counted in this state or step, whatever holds it
-    lost_ms: int = 0  # counted without any replica of the canary
+    lost_ms: int = 0  # counted without any replica of the canary; 0: there are some
+    steady_ms: int = 0  # counted with enough replicas for the whole step; 0: there are not
     began_ms: int = 0  # of the window that is measured; 0: none is
     windows: int = 0  # opened so far: each has a part of the chance of a false alarm
     look: int = 0  # the last one taken in this window
     verdicts: tuple[Verdict, ...] = ()  # of that look
     baseline: Side | None = None  # the stable's, of the last step that passed beside one
+    granted: int = 0  # replicas of the canary that its present share was given on
     stable_replicas: int = 0  # the most that were ready: what carried all of the traffic
     pause: Pause = ""
     resumes: State = State.STAGING  # what a pause came out of
