@@ -129,7 +129,7 @@ async def plan_for(
     policy = policy or policy_of(governed.body or {})
     async with services.postgres.connection() as conn, conn.transaction():
         at_ms = await scaling.now_ms(conn)
-        signals = await _signals(services, conn, governed, policy, at_ms)
+        signals = await signals_now(services, conn, governed, policy, at_ms)
     decision = decide(policy, state_of(governed.state), signals, at_ms)
     return Plan(governed=governed, decision=decision)
 
@@ -173,13 +173,14 @@ def _heads(texts: list[str]) -> set[str]:
     return {text.partition(" ")[0] for text in texts}
 
 
-async def _signals(
+async def signals_now(
     services: Services,
     conn: Connection,
     governed: Governed,
     policy: ScalingPolicy,
     at_ms: int,
 ) -> Signals:
+    """What is seen of it at this moment; for use within a transaction."""
     pool = await services.pools.pool(governed.deployment, governed.region)
     window_ms = policy.panic_window_ms
     return signals_of(

@@ -11,8 +11,8 @@ down_revision = "0016"
 branch_labels = None
 depends_on = None
 
-# `body` holds what differs from the defaults, which are the code's. `model` is whose replicas it
-# governs in any case: the target's own, or its deployment's.
+# `body` is the policy whole, so that a release with other defaults changes none. `model` is whose
+# replicas it governs in any case: the target's own, or its deployment's.
 POLICIES = """
 CREATE TABLE scaling_policies (
     target     text PRIMARY KEY,
