@@ -27,7 +27,7 @@ Milliseconds = Annotated[int, msgspec.Meta(ge=1, le=MS_MAX)]
 
 
 class ProviderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a provider is to be treated. Limits are of each gateway by itself; 0 is none.
+    """How a provider is to be treated. Limits are the fleet's; 0 is none.
 
     `cut_usage` is for a stream that ends early on our side: `estimate` hangs up, which ends the
     provider's work as well, and counts what came; `drain` reads on for at most `drain_ms`, to

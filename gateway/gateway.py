@@ -292,7 +292,13 @@ class Gateway:
             hold_limits=HoldLimits(first_output_tokens=settings.reserve_output_tokens),
             now_ms=now_ms,
             outside=ProviderTargets(
-                ProviderParts(providers=self._providers, metrics=self.metrics, now_ms=now_ms),
+                ProviderParts(
+                    providers=self._providers,
+                    metrics=self.metrics,
+                    now_ms=now_ms,
+                    fleet=self._dispatch,
+                    endings=self._endings,
+                ),
                 self.routes,
             ),
             new_request_id=self.new_request_id,

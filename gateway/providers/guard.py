@@ -1,11 +1,12 @@
 """Whether a request may be sent to a provider now, by what this gateway has seen of it.
 
-    our key is not taken ─► in a cooldown ─► too many at once ─► too many in this minute
+    our key is not taken ─► in a cooldown ─► let in
 
-in that order. A cooldown follows failures in a row, or at once a provider's word that it has no
-room; it doubles while nothing gets through between, and ends with one request as a probe. What a
-caller got wrong is an answer like any other. Everything here is of one gateway: with several, a
-provider sees the sum of their limits. Times are of one monotonic clock, in seconds.
+in that order. How many may be under way, at once and in a minute, is the fleet's to count
+(`gateway.relay.provider_place`). A cooldown follows failures in a row, or at once a provider's
+word that it has no room; it doubles while nothing gets through between, and ends with one request
+as a probe. What a caller got wrong is an answer like any other. Everything here is of one gateway:
+each learns for itself that a provider fails. Times are of one monotonic clock, in seconds.
 """
 
 from typing import Literal
@@ -15,15 +16,11 @@ import msgspec
 from core.providers import ProviderSettings
 from gateway.providers.faults import AWAY, Fault, FaultKind, busy
 
-MINUTE_S = 60.0
 KEY_RETRY_S = 60.0  # the provider may have been told about the key meanwhile
-CONCURRENCY_RETRY_MS = 1_000
 
 _MESSAGES: dict[str, str] = {
     "key": "its key was not taken",
     "cooldown": "it cools down",
-    "concurrency": "as many requests as it may have are under way",
-    "rate": "it has had as many requests as it may in a minute",
 }
 
 
@@ -39,13 +36,9 @@ class Guard:
         self._why: FaultKind = "error"
         self._probing = False
         self._key_until_s = float("-inf")
-        self._allowed = float(settings.requests_per_min)
-        self._filled_s: float | None = None
 
     def renew(self, settings: ProviderSettings) -> None:
         """The operator changed something: what was seen before may be over."""
-        if settings.requests_per_min != self.settings.requests_per_min:
-            self._allowed = float(settings.requests_per_min)
         self.settings = settings
         self._failures = self._cooldowns = 0
         self._until_s = self._key_until_s = float("-inf")
@@ -53,18 +46,10 @@ class Guard:
 
     def enter(self, now_s: float) -> Fault | None:
         """None lets one in, and counts it."""
-        self._fill(now_s)
-        settings = self.settings
         if now_s < self._key_until_s:
             return Fault(kind="error", refusal=AWAY, detail=_MESSAGES["key"])
         if now_s < self._until_s or self._probing:
             return self._cooling(now_s)
-        if settings.concurrency and self.running >= settings.concurrency:
-            return busy(_MESSAGES["concurrency"], CONCURRENCY_RETRY_MS).fault
-        if settings.requests_per_min and self._allowed < 1:
-            wait_s = (1 - self._allowed) * MINUTE_S / settings.requests_per_min
-            return busy(_MESSAGES["rate"], _ms(wait_s)).fault
-        self._allowed -= 1
         self.running += 1
         self._probing = self._cooldowns > 0
         return None
@@ -115,13 +100,6 @@ class Guard:
             return fault
         refusal = msgspec.structs.replace(AWAY, retry_after_ms=fault.refusal.retry_after_ms)
         return msgspec.structs.replace(fault, kind=self._why, refusal=refusal)
-
-    def _fill(self, now_s: float) -> None:
-        per_min = self.settings.requests_per_min
-        if self._filled_s is not None:
-            gained = (now_s - self._filled_s) * per_min / MINUTE_S
-            self._allowed = min(self._allowed + max(gained, 0.0), float(per_min))
-        self._filled_s = now_s
 
 
 def _ms(seconds: float) -> int:

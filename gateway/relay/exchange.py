@@ -28,7 +28,7 @@ from gateway.relay.course import Course
 from gateway.relay.job import FAULT, Outcome
 from gateway.relay.preparation import Preparation
 from gateway.relay.shared import Shared
-from gateway.relay.targets import Run
+from gateway.relay.targets import NoPlaceError, Run
 from gateway.relay.trial import Trial
 from gateway.relay.watchdog import Watchdog
 from gateway.route_plan import Step
@@ -175,7 +175,8 @@ class Exchange:
         try:
             prepared = await preparation.prepare(step.option, self.request_id)
         except RefusedError as error:
-            course.skip(error.refusal, cause_of(error.refusal), is_late=self._is_late)
+            cause = error.cause if isinstance(error, NoPlaceError) else cause_of(error.refusal)
+            course.skip(error.refusal, cause, is_late=self._is_late)
             return Outcome(cause=EndCause.NOT_STARTED, refusal=error.refusal)
         trial = Trial(self._shared, self._call, self._identity, prepared, self.channel)
         self._trial = trial

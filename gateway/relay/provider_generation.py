@@ -11,12 +11,11 @@ been passed on (`begun`). Invariant: an answer that is not whole never ends as o
 import asyncio
 import logging
 from collections.abc import Iterable
-from typing import Literal
 
 from core.metering import AttemptTotals, RequestTimings, Witness
 from core.money import EndCause
 from core.protocol import Usage
-from gateway.conversation import ChoiceEnd, Finish, Opened, StreamEvent
+from gateway.conversation import ChoiceEnd, Finish, Opened, StreamEvent, told_event
 from gateway.provider_client import Call, whole_body
 from gateway.providers.event_stream import EventParser, EventStreamError
 from gateway.providers.faults import Fault, FaultError, broken
@@ -25,7 +24,7 @@ from gateway.relay.channel import Channel
 from gateway.relay.delivery import Times
 from gateway.relay.hold import Hold
 from gateway.relay.job import OVERDUE, Outcome
-from gateway.relay.provider_job import ProviderJob, ProviderParts
+from gateway.relay.provider_job import ProviderJob, ProviderParts, note_fault
 from gateway.relay.provider_totals import ProviderTotals
 from gateway.relay.ticket import Ticket
 
@@ -61,8 +60,7 @@ class ProviderGeneration:
         self._totals = ProviderTotals(
             job.request_id, job.provider.name, prompt_tokens=job.wanted.prompt_tokens
         )
-        self._guard = parts.providers.guard(job.provider)
-        self._inside = False  # the guard has let it in, and not yet heard how it ended
+        self._place = job.place or parts.place(job.provider, job.request_id)
         self._call: Call | None = None
         self._told_tokens = 0
         self._over = False  # failed or too late: nothing more is worth waiting for
@@ -92,7 +90,7 @@ class ProviderGeneration:
                 await self._drain(call, settings.drain_ms / 1000)
             await call.close()
         self._totals.ended = True
-        self._leave("answered" if self._totals.begun else "unknown")
+        self._place.leave("answered" if self._totals.begun else "unknown")
 
     @property
     def totals(self) -> list[AttemptTotals]:
@@ -120,12 +118,12 @@ class ProviderGeneration:
     # The attempt.
 
     async def _run(self) -> Outcome:
-        fault = self._guard.enter(self._clock())
+        fault = await self._place.enter()
         if fault is not None:
             raise FaultError(fault)
-        self._inside = True
         self.times.placed_s = self._clock()
         call = self._call = self._parts.providers.call(self.job.provider, self.job.body)
+        self._place.sent = True
         kind = await call.accepted()
         self._totals.begun = True
         if kind.partition(";")[0].strip().lower() != EVENT_STREAM:
@@ -176,10 +174,13 @@ class ProviderGeneration:
             self._totals.take(event)
             self.times.last_token_s = self._clock()
             self.times.first_token_s = self.times.first_token_s or self.times.last_token_s
+        heard = told_event(event, self.job.conversation)
+        if heard is None:
+            return  # it is counted, and goes with what is told next
         self.begun = True
         tokens = self._totals.output_tokens - self._told_tokens
         self._told_tokens += tokens
-        self._channel.push(event, tokens)
+        self._channel.push(heard, tokens)
 
     async def _finish(self, call: Call, *, cut: bool) -> Outcome:
         if cut:
@@ -192,7 +193,7 @@ class ProviderGeneration:
         self._totals.is_final = self._totals.told is not None
         self._ticket.produced(self._totals.usage.output_tokens)
         self._totals.ended = True
-        self._leave("answered")
+        self._place.leave("answered")
         return Outcome(cause=self._cause())
 
     def _cause(self) -> EndCause:
@@ -225,26 +226,8 @@ class ProviderGeneration:
 
     def _failed(self, fault: Fault) -> Outcome:
         self.fault, self._over = fault, True
-        facts = {
-            "request_id": self.job.request_id,
-            "provider": self.job.provider.name,
-            "kind": fault.kind,
-            "detail": fault.detail,
-        }
-        level = logging.ERROR if fault.ours else logging.WARNING
-        _log.log(level, "a provider failed a request", extra={"facts": facts})
-        name, metrics = self.job.provider.name, self._parts.metrics
-        metrics.provider_faults.labels(name, fault.kind).inc()
-        self._leave(fault)
+        note_fault(self._parts.metrics, self.job.provider.name, self.job.request_id, fault)
+        self._place.leave(fault)
         cause = EndCause.FAILED if self._totals.begun else EndCause.NOT_STARTED
         fallback = None if fault.kind == "refused" else fault.kind
         return Outcome(cause=cause, refusal=fault.refusal, fallback=fallback)
-
-    def _leave(self, end: Fault | Literal["answered", "unknown"]) -> None:
-        """Tell the guard, once."""
-        if not self._inside:
-            return
-        self._inside = False
-        self._guard.leave(self._clock(), end)
-        dead = self._parts.metrics.provider_key_dead.labels(self.job.provider.name)
-        dead.set(self._guard.key_dead)

@@ -4,6 +4,8 @@ A prompt is counted by estimate, so that one is refused for its length only wher
 quarters of the estimate do not fit; between that and the context the provider has the word.
 """
 
+import msgspec
+
 from core.allowance import UNBOUNDED, Bounds, OutputPolicy
 from core.errors import Code, Refusal, RefusedError, refuse
 from core.money import Price
@@ -17,8 +19,8 @@ from gateway.relay.call import Call
 from gateway.relay.channel import Channel
 from gateway.relay.hold import Hold
 from gateway.relay.provider_generation import ProviderGeneration
-from gateway.relay.provider_job import ProviderJob, ProviderParts, provider_job
-from gateway.relay.targets import AnyJob, Prepared
+from gateway.relay.provider_job import ProviderJob, ProviderParts, note_fault, provider_job
+from gateway.relay.targets import AnyJob, NoPlaceError, Prepared
 from gateway.relay.ticket import Ticket
 from gateway.routes import Routes
 from gateway.routing import Size, size
@@ -42,7 +44,11 @@ class ProviderTargets:
     async def prepare(
         self, call: Call, identity: Identity, request_id: str, model: ProviderModel, price: Price
     ) -> Prepared:
-        """Raises RefusedError: too long for the model, or what the provider cannot be asked."""
+        """With a place at the provider, which is asked for before any money is held.
+
+        Raises RefusedError: too long for the model, or what the provider cannot be asked; and
+        NoPlaceError, where it is not to be asked now.
+        """
         wanted = sized(
             model,
             call.conversation,
@@ -59,7 +65,18 @@ class ProviderTargets:
             wanted=wanted,
             deadline_ms=call.deadline_ms,
         )
-        return Prepared(job, wanted)
+        place = self._parts.place(job.provider, request_id)
+        fault = await place.enter()
+        if fault is not None:
+            note_fault(self._parts.metrics, job.provider.name, request_id, fault)
+            raise NoPlaceError(fault.refusal, None if fault.kind == "refused" else fault.kind)
+        return Prepared(msgspec.structs.replace(job, place=place), wanted)
+
+    def leave(self, job: AnyJob) -> None:
+        """Its place is free, if nothing has said so before."""
+        assert isinstance(job, ProviderJob)
+        if job.place is not None:
+            job.place.leave("unknown")
 
     def generation(
         self, job: AnyJob, *, ticket: Ticket, hold: Hold, channel: Channel

@@ -2,10 +2,12 @@
 
 from typing import NamedTuple, Protocol
 
+from core.errors import Refusal, RefusedError
 from core.metering import AttemptTotals, RequestTimings, Witness
 from core.money import Price
 from core.protocol import Usage
 from core.registry import ProviderModel, TargetModel
+from core.route_table import FallbackCause
 from gateway.auth import Identity
 from gateway.relay.call import Call
 from gateway.relay.channel import Channel
@@ -14,6 +16,14 @@ from gateway.relay.hold import Hold
 from gateway.relay.job import Outcome
 from gateway.relay.ticket import Ticket
 from gateway.routing import Size
+
+
+class NoPlaceError(RefusedError):
+    """A target that is not to be asked now, for this cause: another may be."""
+
+    def __init__(self, refusal: Refusal, cause: FallbackCause | None) -> None:
+        super().__init__(refusal)
+        self.cause = cause
 
 
 class AnyJob(Protocol):
@@ -78,7 +88,13 @@ class Outside(Protocol):
     async def prepare(
         self, call: Call, identity: Identity, request_id: str, model: ProviderModel, price: Price
     ) -> Prepared:
-        """Raises RefusedError: too long for the model, or what the provider cannot be asked."""
+        """Raises RefusedError: too long for the model, or what the provider cannot be asked.
+
+        NoPlaceError among them. Whoever has a job says `leave` once it is over.
+        """
+
+    def leave(self, job: AnyJob) -> None:
+        """Its place at the provider is free; said again it means nothing."""
 
     def generation(self, job: AnyJob, *, ticket: Ticket, hold: Hold, channel: Channel) -> Run:
         """Of a job that `prepare` made."""

@@ -152,6 +152,8 @@ class Trial:
         return tuple(self.generation.totals) if self.generation is not None else ()
 
     async def _let_go(self) -> None:
+        if self._shared.outside is not None and not isinstance(self._prepared.job, Job):
+            self._shared.outside.leave(self._prepared.job)
         totals = self._totals
         if not totals:
             await self.ticket.cancel()

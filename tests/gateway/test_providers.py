@@ -334,6 +334,32 @@ async def test_limits_of_a_provider_send_the_rest_elsewhere(
     assert text_of(CHAT, answer).startswith(SAID)
 
 
+async def test_limits_of_a_provider_are_the_fleet_s_and_asked_before_money_is_held(
+    world: World, caller: Caller, server: ProviderServer
+) -> None:
+    await lead_to(world, server, "openai", concurrency=2)
+    await world.start_gateway()
+    server.holds = True
+    body = recording("openai-plain-stream").body.encode()
+    server.answer = lambda asked: (200, "text/event-stream", body[:2000], False)
+    asking = [
+        asyncio.create_task(post(world, caller, gateway=n % 2, model=HOUSE, stream=True))
+        for n in range(6)
+    ]
+    await until(lambda: sum(task.done() for task in asking) == 4)
+    refused = [task.result() for task in asking if task.done()]
+    assert {answer.status_code for answer in refused} == {503}
+    assert {error_of(answer)["code"] for answer in refused} == {"server_is_overloaded"}
+    await until(lambda: len(server.bodies) == 2)
+    rows = await world.usage(caller)
+    assert len(rows) == 2, "nothing was reserved for who was refused"
+    for task in asking:
+        task.cancel()
+    await asyncio.gather(*asking, return_exceptions=True)
+    await world.settled(caller, 2)
+    await world.dispatcher_is_empty()
+
+
 async def test_no_more_is_delivered_than_the_provider_counts(
     world: World, caller: Caller, server: ProviderServer
 ) -> None:

@@ -11,11 +11,14 @@ from typing import Any
 import httpx
 import msgspec
 
+from core.dispatch import PoolRules
 from core.errors import Refusal
+from core.limits import LimitRules
 from core.money import Price
 from core.providers import ProviderSettings, ProviderView, key_context
 from core.registry import ProviderModel
 from core.secrets import KeyRing
+from core.tickets import Admit, Admitted, LimitRefused
 from gateway.anthropic.request import parse_messages
 from gateway.conversation import Conversation, StreamEvent
 from gateway.metrics import Metrics
@@ -23,10 +26,12 @@ from gateway.openai.chat_request import parse_chat
 from gateway.provider_client import Providers, http_client
 from gateway.providers.estimate import prompt_tokens
 from gateway.relay.channel import Channel
+from gateway.relay.endings import Endings
 from gateway.relay.job import Outcome
 from gateway.relay.provider_generation import ProviderGeneration
 from gateway.relay.provider_job import ProviderParts, provider_job
 from gateway.routing import Size
+from store.local_dispatch import LocalDispatch
 
 RECORDINGS = Path(__file__).parent / "recordings"
 PRICE = Price(
@@ -139,6 +144,22 @@ class FakeHold:
         return self.tokens is not None and output_tokens >= self.tokens
 
 
+class AloneLimits:
+    """A provider's limits as a gateway decides them with Valkey away: by the rules' own twin."""
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        self._dispatch = LocalDispatch(PoolRules(), LimitRules(), now_ms)
+
+    async def admit(self, a: Admit) -> Admitted | LimitRefused:
+        return await self._dispatch.admit(a)
+
+    async def finish(self, *, ticket: str, tenant: str, **_: Any) -> None:
+        await self._dispatch.finish_tenant(tenant, ticket, input_tokens=0, output_total=0)
+
+    async def cancel(self, *, ticket: str, pool: str | None, tenant: str) -> None:
+        await self._dispatch.cancel_tenant(tenant, ticket)
+
+
 @dataclass
 class ProviderWorld:
     """One gateway's way to a provider that answers as it is told."""
@@ -153,7 +174,11 @@ class ProviderWorld:
         transport = httpx.MockTransport(self._serve)
         self.providers = Providers(RING, http_client(transport), unix_s=lambda: self.now_ms / 1000)
         self.parts = ProviderParts(
-            providers=self.providers, metrics=self.metrics, now_ms=lambda: self.now_ms
+            providers=self.providers,
+            metrics=self.metrics,
+            now_ms=lambda: self.now_ms,
+            fleet=AloneLimits(lambda: self.now_ms),
+            endings=Endings(),
         )
 
     def generation(
@@ -164,10 +189,11 @@ class ProviderWorld:
         hold: FakeHold | None = None,
         max_tokens: int = 400,
         deadline_ms: int = DEADLINE_MS,
+        request_id: str = "req_local_1",
     ) -> ProviderGeneration:
         job = provider_job(
             conversation,
-            request_id="req_local_1",
+            request_id=request_id,
             model=a_model(provider),
             provider=provider,
             price=PRICE,

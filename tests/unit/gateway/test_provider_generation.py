@@ -344,13 +344,45 @@ async def test_more_at_once_than_the_provider_may_have_are_told_to_go_elsewhere(
     first = world.generation(asked(SAY), provider)
     running = asyncio.create_task(first.run())
     await until_text(first)
-    got = await run(world.generation(asked(SAY), provider))
+    got = await run(world.generation(asked(SAY), provider, request_id="req_local_2"))
     assert (got.outcome.fallback, len(world.requests)) == ("capacity", 1)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     await first.stop()
+    assert await world.parts.endings.drain(5) == 0
     world.answer = says(WHOLE)
     assert (await run(world.generation(asked(SAY), provider))).outcome.whole
+
+
+async def test_a_minute_has_so_many_requests_and_one_never_sent_is_none_of_them() -> None:
+    world = ProviderWorld(says(WHOLE))
+    provider = a_provider(requests_per_min=2)
+    unsent = world.parts.place(provider, "req_local_unsent")
+    assert await unsent.enter() is None
+    assert await unsent.enter() is None, "it is inside"
+    unsent.leave("unknown")
+    assert await world.parts.endings.drain(5) == 0
+    for n in range(2):
+        assert (await run(world.generation(asked(SAY), provider, request_id=f"r{n}"))).outcome.whole
+    assert await world.parts.endings.drain(5) == 0
+    got = await run(world.generation(asked(SAY), provider, request_id="r2"))
+    assert (got.outcome.fallback, got.refusal.retry_after_ms) == ("capacity", 30_000)
+    assert world.providers.guard(provider).running == 0
+    world.now_ms += 30_000
+    assert (await run(world.generation(asked(SAY), provider, request_id="r3"))).outcome.whole
+    assert len(world.requests) == 3
+
+
+async def test_a_probe_that_the_limits_refuse_leaves_the_next_one_free() -> None:
+    world = ProviderWorld(says("oops", 500))
+    provider = a_provider(requests_per_min=1, failures=1, cooldown_ms=1)
+    await run(world.generation(asked(SAY), provider))
+    await asyncio.sleep(0.002)  # past the cooldown
+    got = await run(world.generation(asked(SAY), provider, request_id="r1"))
+    assert got.outcome.fallback == "capacity"
+    world.now_ms += 60_000
+    world.answer = says(WHOLE)
+    assert (await run(world.generation(asked(SAY), provider, request_id="r2"))).outcome.whole
 
 
 @pytest.mark.parametrize(
