@@ -81,9 +81,10 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Bounds of a whole rollout.
 
     `false_alarm` is the chance that any gate ever fails a canary which is within what is
-    tolerated; `missed` that a step passes one metric beyond it. `replica_rps` is what one replica of
-    the canary carries, 0 takes what was measured. `when_alone` is what a failure against the
-    stable of an earlier step does, at 100 %, where there is no other to compare with.
+    tolerated; `missed` that a step passes one metric beyond it. `replica_rps` is what one
+    replica of the canary carries, 0 takes what was measured. `when_alone` is what a failure
+    against the stable of an earlier step does, at 100 %, where there is no other to compare with;
+    errors roll back in any case.
     """
 
     false_alarm: Chance = 0.05
