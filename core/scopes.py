@@ -44,6 +44,14 @@ def scope_words(name: str) -> tuple[str, str]:
     return whose, f" for the model `{model}`" if model else ""
 
 
+def scope_kind(name: str) -> str:
+    """Which of the four kinds it is, without whose: tenant, key, model or key_model."""
+    key, _, model = name.partition("model:")
+    if key.startswith("key:"):
+        return "key_model" if model else "key"
+    return "model" if model else "tenant"
+
+
 def _further(tenant: Tenant, key: KeyRecord, model: str) -> Iterable[tuple[str, Allowance]]:
     said = key.allowance.over(tenant.key_allowance)
     if said is not NOTHING_SAID:

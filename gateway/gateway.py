@@ -228,6 +228,11 @@ class Gateway:
         metrics.view_age_s.set(self._clock() - self.routes.read_s)
         metrics.worker_connections.set(self._workers.connections)
         metrics.replicas_shunned.set(self._health.open_count)
+        for pool, classes in self._dispatch.waiting().items():
+            for service_class, count in classes.items():
+                metrics.queue_length.labels(pool, service_class).set(count)
+            wait_s = self._dispatch.congestion_ms(pool) / 1000
+            metrics.expected_wait_s.labels(pool).set(wait_s)
 
     def new_request_id(self) -> str:
         """A fresh one."""

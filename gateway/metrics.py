@@ -18,6 +18,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._count_safety()
         self._count_tries()
+        self._count_refusals()
         self.requests = Counts(
             self.registry,
             "headworks_gateway_requests",
@@ -108,6 +109,26 @@ class Metrics:
     def text(self) -> bytes:
         """The exposition."""
         return generate_latest(self.registry)
+
+    def _count_refusals(self) -> None:
+        self.refusals = Counts(
+            self.registry,
+            "headworks_gateway_refusals",
+            "Requests that were not let in, by whose word it was and for what.",
+            ["scope", "reason"],
+        )
+        self.queue_length = Gauge(
+            "headworks_gateway_queue_length",
+            "Requests of this gateway that wait for a replica.",
+            ["pool", "class"],
+            registry=self.registry,
+        )
+        self.expected_wait_s = Gauge(
+            "headworks_gateway_expected_wait_seconds",
+            "How long a newcomer would wait in a pool's queue, batch aside, as of its last word.",
+            ["pool"],
+            registry=self.registry,
+        )
 
     def _count_safety(self) -> None:
         self.safety_hits = Counter(

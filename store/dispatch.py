@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Mapping
 
 import msgspec
 
-from core.protocol import Load
+from core.protocol import Load, ServiceClass
 from core.tickets import (
     Admit,
     Admitted,
@@ -171,6 +171,10 @@ class Dispatch:
         """How long a newcomer would wait there, batch aside; as of the last renewal."""
         side = self._telling.pools.get(pool)
         return 0 if side is None else side.congestion_ms
+
+    def waiting(self) -> dict[str, dict[ServiceClass, int]]:
+        """How many requests of this gateway wait for a replica, by pool and class."""
+        return {name: side.waiting for name, side in self._telling.pools.items()}
 
     def set_replicas(self, pool: str, replicas: tuple[ReplicaView, ...]) -> None:
         """The pool's replicas as the registry has them now."""

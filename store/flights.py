@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from core.protocol import Load
+from core.fair_queue import CLASSES
+from core.protocol import Load, ServiceClass
 from core.tickets import Arm, Dropped, Placed, Renew, ReplicaView
 
 
@@ -56,6 +57,16 @@ class PoolSide:
     def is_waiting(self) -> bool:
         """Whether any flight waits for a replica."""
         return bool(self._waiting)
+
+    @property
+    def waiting(self) -> dict[ServiceClass, int]:
+        """How many of this gateway's wait for a replica, by class."""
+        counts = dict.fromkeys(CLASSES, 0)
+        for ticket in self._waiting:
+            arm = self.flights[ticket].arm
+            assert arm is not None, "it waits for what it asked for"
+            counts[arm.service_class] += 1
+        return counts
 
     def enter(self, flight: Flight, arm: Arm) -> "asyncio.Future[Placed | Dropped]":
         """The flight asks for a replica; the future is for what it is granted."""

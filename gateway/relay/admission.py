@@ -5,7 +5,7 @@ Both are asked for side by side. Invariant: what `undo` or a refusal leaves behi
 
 from core.errors import Refusal, RefusedError
 from core.metering import Reserve
-from core.scopes import scopes_of
+from core.scopes import scope_kind, scopes_of
 from core.tickets import Admit, CacheVersions, Stale
 from gateway.auth import Identity
 from gateway.relay.call import Call
@@ -31,10 +31,14 @@ class Admission:
         admitted = await self.ticket.admit()
         if isinstance(admitted, Stale):
             return False
+        refusals = self._shared.metrics.refusals
         if isinstance(admitted, Refusal):
+            if (by := self.ticket.refused) is not None:
+                refusals.labels(scope_kind(by.scope), by.reason).inc()
             raise RefusedError(admitted)
         refused = await self.hold.held()
         if refused is not None:
+            refusals.labels("money", refused.limit or refused.reason).inc()
             raise RefusedError(ledger_refusal(refused, self._job.price.currency))
         return True
 

@@ -234,5 +234,6 @@ class Generation:
         cause = EndCause.EXPIRED if dropped.reason == "expired" else self._totals.failed_cause
         arm = self.job.arm
         self._parts.shortage.saw(arm, dropped)
+        self._parts.metrics.refusals.labels("pool", dropped.reason).inc()
         refusal = told(dropped, arm.ticket, service_class=arm.service_class)
         return Outcome(cause=cause, refusal=refusal)

@@ -28,6 +28,7 @@ from gateway.route_index import Option, Route
 from gateway.route_plan import Facts, Plan, plan
 from gateway.routing import Charged, Size, block_tokens, charged, kv_blocks, size
 from gateway.stickiness import conversation_key
+from gateway.thinking import refuse_thinking
 from gateway.tools.plan import plan as tool_plan
 from gateway.tools.strict import held
 from text.rules import TextRules
@@ -90,6 +91,7 @@ class Preparation:
         return await self._prepare_own(model, price, request_id)
 
     async def _prepare_own(self, model: ServedModel, price: Price, request_id: str) -> Prepared:
+        refuse_thinking(self._call.conversation.thinking, model.model)
         self._check_room(model, request_id)
         rendered = await self._render(model.version)
         wanted = self._size(model, len(rendered.prompt.ids))
@@ -148,6 +150,7 @@ class Preparation:
             model.pool, tenant.id, service_class, self._call.deadline_ms
         )
         if dropped is not None:
+            self._shared.metrics.refusals.labels("pool", dropped.reason).inc()
             raise RefusedError(told(dropped, request_id, service_class=service_class))
 
     async def _check_grammar(self, model: ServedModel, conversation: Conversation) -> None:

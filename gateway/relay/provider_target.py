@@ -69,6 +69,7 @@ class ProviderTargets:
         fault = await place.enter()
         if fault is not None:
             note_fault(self._parts.metrics, job.provider.name, request_id, fault)
+            self._parts.metrics.refusals.labels("provider", fault.kind).inc()
             raise NoPlaceError(fault.refusal, None if fault.kind == "refused" else fault.kind)
         return Prepared(msgspec.structs.replace(job, place=place), wanted)
 

@@ -27,6 +27,7 @@ class Ticket:
         self._placed: Placed | None = None
         self._closed = False
         self.headroom: Headroom | None = None
+        self.refused: LimitRefused | None = None  # what `admit` was told, if it was that
 
     async def admit(self) -> Refusal | Stale | None:
         """Charge the tenant's limits; None when that was done."""
@@ -36,7 +37,7 @@ class Ticket:
                 self.headroom = headroom
                 return None
             case LimitRefused(headroom=headroom):
-                self.headroom = headroom
+                self.headroom, self.refused = headroom, answer
                 return limit_refusal(answer)
             case Stale():
                 return answer

@@ -200,6 +200,10 @@ async def test_the_tightest_scope_is_told_and_the_one_in_the_way_is_named(world:
     refused = await post(world, caller, gateway=1)
     assert refused.status_code == 429
     assert f"requests per minute for the model `{MODEL}`" in error_of(refused)["message"]
+    gateway: Any = world.servers[1][0]._gateway
+    told = gateway.metrics.text().decode()
+    assert 'headworks_gateway_refusals_total{reason="requests",scope="model"} 1.0' in told
+    assert caller.tenant_id not in told
     assert int(refused.headers["retry-after"]) >= 30
 
 

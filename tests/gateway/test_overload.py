@@ -54,6 +54,9 @@ async def test_who_cannot_be_done_in_time_is_told_the_wait_and_costs_nothing(wor
     await fill(world, client, caller)
     flood = [asyncio.create_task(ask(client, caller)) for _ in range(40)]
     await until(lambda: waiting(world) >= 30)
+    exposed = shown(await client.get("/metrics"))
+    assert exposed[f'queue_length{{class="standard",pool="{POOL}"}}'] >= 20
+    assert exposed[f'queue_length{{class="batch",pool="{POOL}"}}'] == 0
     before = len(world.worker.requests)
     hasty = {"x-headworks-deadline-ms": "200"}
     refused = [await ask(client, caller, **hasty) for _ in range(2)]
@@ -62,6 +65,9 @@ async def test_who_cannot_be_done_in_time_is_told_the_wait_and_costs_nothing(wor
         assert int(answer.headers["retry-after"]) >= 1
         assert "would not be done by its deadline" in answer.json()["error"]["message"]
     assert len(world.worker.requests) - before < 10
+    exposed = shown(await client.get("/metrics"))
+    assert exposed['refusals_total{reason="too_late",scope="pool"}'] == 2
+    assert exposed[f'expected_wait_seconds{{pool="{POOL}"}}'] > 0
     assert {answer.status_code for answer in await asyncio.gather(*flood)} == {200}
     other = await world.add_caller()
     assert (await ask(client, other, **{"x-headworks-deadline-ms": "5000"})).status_code == 200
@@ -105,6 +111,12 @@ async def fill(world: World, client: httpx.AsyncClient, caller: Caller, sequence
     for _ in range(10):
         done = await asyncio.gather(*(ask(client, caller) for _ in range(2)))
         assert {answer.status_code for answer in done} == {200}
+
+
+def shown(answer: httpx.Response) -> dict[str, float]:
+    """Series of the gateway's, by what follows its prefix."""
+    lines = (line.rpartition(" ") for line in answer.text.splitlines() if line[:1] != "#")
+    return {name.removeprefix("headworks_gateway_"): float(value) for name, _, value in lines}
 
 
 def waiting(world: World) -> int:

@@ -14,7 +14,7 @@ from core.allowance import (
     said_by,
 )
 from core.ids import KeyId, TenantId
-from core.scopes import bounds_of, scope_words, scopes_of
+from core.scopes import bounds_of, scope_kind, scope_words, scopes_of
 from core.tenancy import KeyRecord, Tenant
 from core.tickets import Limits, Scope
 
@@ -114,3 +114,8 @@ def test_a_scope_is_told_in_words():
     named_so = scope_words("key:key_1 model:model:x")
     assert named_so == ("This API key", " for the model `model:x`")
     assert scope_words("model:key:x") == ("Your account", " for the model `key:x`")
+
+
+def test_a_scope_s_kind_tells_nobody_whose_it_is() -> None:
+    names = ("tenant", "key:key_1", "model:key:odd", "key:key_1 model:m")
+    assert [scope_kind(name) for name in names] == ["tenant", "key", "model", "key_model"]
