@@ -45,7 +45,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     percent: Annotated[int, msgspec.Meta(ge=1, le=WHOLE)]
     least_ms: Millis = 5 * 60_000
-    most_ms: Millis = HOUR_MS
+    most_ms: Millis = 2 * HOUR_MS
     least_requests: Count = 200
 
 
@@ -65,7 +65,7 @@ class Gate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 GATES = (
     Gate(metric="errors", ratio=0.1, plus=0.01),
-    Gate(metric="first_token_p95", ratio=0.25, plus=50.0),
+    Gate(metric="first_token_p95", ratio=0.3, plus=50.0),
     Gate(metric="inter_token_p95", ratio=0.25, plus=5.0),
     Gate(metric="output_tokens", plus=0.15, role="guards"),
     Gate(metric="truncated", ratio=0.1, plus=0.03, role="guards"),

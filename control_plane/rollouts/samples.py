@@ -12,8 +12,11 @@ slow side is not judged by its fast ones alone.
 
 import math
 from collections.abc import Iterator, Mapping
+from typing import TypeVar
 
 import msgspec
+
+Key = TypeVar("Key", bound=str | int)
 
 BUCKETS = 512
 PER_DOUBLING = 16
@@ -77,6 +80,35 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     window: Window
     canary: Side
     stable: Side
+
+
+def merged(one: Side | None, other: Side) -> Side:
+    """The requests of two windows of one side."""
+    if one is None:
+        return other
+    strata = {stratum.name: stratum for stratum in one.strata}
+    for stratum in other.strata:
+        had = strata.get(stratum.name)
+        strata[stratum.name] = stratum if had is None else _merged_stratum(had, stratum)
+    return Side(strata=tuple(strata.values())[:STRATA_MAX], open=other.open)
+
+
+def _merged_stratum(one: Stratum, other: Stratum) -> Stratum:
+    known = one.refused is not None and other.refused is not None
+    return Stratum(
+        name=one.name,
+        causes=_summed(one.causes, other.causes),
+        refused=(one.refused or 0) + (other.refused or 0) if known else None,
+        first_token=tuple(_summed(dict(one.first_token), dict(other.first_token)).items()),
+        inter_token=tuple(_summed(dict(one.inter_token), dict(other.inter_token)).items()),
+        output_tokens=tuple(_summed(dict(one.output_tokens), dict(other.output_tokens)).items()),
+        tokens=tuple(_summed(dict(one.tokens), dict(other.tokens)).items()),
+        cost=tuple(_summed(dict(one.cost), dict(other.cost)).items()),
+    )
+
+
+def _summed(one: Mapping[Key, int], other: Mapping[Key, int]) -> dict[Key, int]:
+    return {key: one.get(key, 0) + other.get(key, 0) for key in (*one, *other)}
 
 
 def bucket(value: float) -> int:

@@ -88,7 +88,7 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     windows: int = 0  # opened so far: each has a part of the chance of a false alarm
     look: int = 0  # the last one taken in this window
     verdicts: tuple[Verdict, ...] = ()  # of that look
-    baseline: Side | None = None  # the stable's, of the last step that passed beside one
+    baseline: Side | None = None  # the stable's, of all steps that passed beside it
     granted: int = 0  # replicas of the canary that its present share was given on
     stable_replicas: int = 0  # the most that were ready: what carried all of the traffic
     pause: Pause = ""

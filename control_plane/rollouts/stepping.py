@@ -15,6 +15,7 @@ from control_plane.rollouts.moves import (
     shifts,
     stays,
 )
+from control_plane.rollouts.samples import merged
 from control_plane.rollouts.state import Event, Observed, Rollout, State
 from control_plane.rollouts.watch import counted, full_share, is_alone, looked, lost_for_good
 
@@ -42,7 +43,7 @@ def look_paused(rollout: Rollout, observed: Observed, tick: Tick) -> Move:
     if gone:
         return rolls_back(rollout, observed.table, "lost", gone)
     before = rollout.look
-    rollout, _ = looked(rollout, observed)
+    rollout, _ = looked(rollout, observed, is_last=False)
     if rollout.look > before and outcome(rollout.verdicts) == "fail":
         return _failed(rollout, observed)
     return stays(rollout, *reasons)
@@ -90,7 +91,8 @@ def _shares(rollout: Rollout, observed: Observed, tick: Tick, percent: int, even
 
 
 def _evidence(rollout: Rollout, observed: Observed, tick: Tick) -> Move:
-    rollout, missing = looked(replace(rollout, held_ms=rollout.held_ms + tick.passed_ms), observed)
+    rollout = replace(rollout, held_ms=rollout.held_ms + tick.passed_ms)
+    rollout, missing = looked(rollout, observed, is_last=_is_over(rollout))
     if missing:
         return _bounded(rollout, missing)
     found = outcome(rollout.verdicts)
@@ -157,7 +159,7 @@ def _passed(rollout: Rollout, observed: Observed, tick: Tick) -> Move:
     rollout = replace(
         rollout,
         step=rollout.step + 1,
-        baseline=observed.sample.stable,
+        baseline=merged(rollout.baseline, observed.sample.stable),
         granted=wanted.replicas,
     )
     reason = f"step {rollout.step + 1} of {len(plan.steps)}: {percent} % of new conversations"
@@ -166,9 +168,9 @@ def _passed(rollout: Rollout, observed: Observed, tick: Tick) -> Move:
 
 def _bounded(rollout: Rollout, *reasons: str) -> Move:
     """Waits, but not for ever."""
-    bound = rollout.plan.steps[rollout.step].most_ms
-    if rollout.waited_ms < bound:
+    if not _is_over(rollout):
         return stays(rollout, *reasons)
+    bound = rollout.plan.steps[rollout.step].most_ms
     return pauses(
         rollout,
         "inconclusive",
@@ -176,3 +178,8 @@ def _bounded(rollout: Rollout, *reasons: str) -> Move:
         f"step {rollout.step + 1} has not been decided in {bound / 1000:.0f} s",
         *reasons,
     )
+
+
+def _is_over(rollout: Rollout) -> bool:
+    """Whether the step has had all of its time."""
+    return rollout.waited_ms >= rollout.plan.steps[rollout.step].most_ms

@@ -47,7 +47,10 @@ def split(base: RouteTable, plan: Plan, percent: int) -> RouteTable:
     for target in base.targets:
         if target.deployment == plan.stable:
             mine = target.weight * percent
-            targets.append(replace(target, weight=target.weight * WHOLE - mine))
+            targets.append(
+                # It stood alone until now, so what began and is bound to nobody is its own.
+                replace(target, weight=target.weight * WHOLE - mine, keeps_begun=True)
+            )
             targets.append(replace(target, deployment=plan.canary, weight=mine))
         else:
             targets.append(replace(target, weight=target.weight * WHOLE))
@@ -89,6 +92,7 @@ def returned(table: RouteTable, plan: Plan, *, keep: bool) -> RouteTable:
     fallbacks = table.fallbacks
     if not keep:
         fallbacks = tuple(f for f in fallbacks if f.target.deployment != plan.canary)
+        targets = [replace(target, keeps_begun=False) for target in targets]
     return replace(table, targets=_reduced(targets), fallbacks=fallbacks)
 
 

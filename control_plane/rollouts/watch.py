@@ -51,8 +51,11 @@ def lost_for_good(rollout: Rollout) -> str:
     )
 
 
-def looked(rollout: Rollout, observed: Observed) -> tuple[Rollout, str]:
-    """With the verdicts of a look, if one is due, or why there is nothing to look at."""
+def looked(rollout: Rollout, observed: Observed, *, is_last: bool) -> tuple[Rollout, str]:
+    """With the verdicts of a look, if one is due, or why there is nothing to look at.
+
+    The last one before a step's time is over is due in any case, with all there is by then.
+    """
     sample = observed.sample
     if not rollout.began_ms:
         return rollout, "nothing is measured while the canary's share is withdrawn"
@@ -63,13 +66,14 @@ def looked(rollout: Rollout, observed: Observed) -> tuple[Rollout, str]:
     problem = unsound(sample)
     if problem is not None:
         return rollout, f"the measurements cannot be true: {problem}"
-    stable = sample.stable
+    stable, fewest = sample.stable, min(sample.canary.requests, sample.stable.requests)
     if is_alone(rollout):
         assert rollout.baseline is not None
-        stable = rollout.baseline
+        stable, fewest = rollout.baseline, sample.canary.requests
     step = rollout.plan.steps[rollout.step]
-    fewest = min(sample.canary.requests, stable.requests)
     due = look_due(fewest, step.least_requests, rollout.plan.rules.look_growth)
+    if due and is_last:
+        due = max(due, rollout.look + 1)
     if due > rollout.look:
         verdicts = judge(rollout.plan, sample.canary, stable, window=rollout.windows, look=due)
         rollout = replace(rollout, look=due, verdicts=verdicts)
