@@ -14,6 +14,7 @@ from store.queries import load
 from store.rows import struct_row
 
 FROM_NEWEST = 2**63 - 1
+EVER_MS = 9_999_999_999_999  # the year 2286
 
 _sql = load("audit_log")
 
@@ -39,12 +40,24 @@ async def record(
     )
 
 
+class AuditFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """All that are given hold together. `action` `tenant` is also `tenant.create`."""
+
+    subject: str = ""
+    actor: str = ""
+    action: str = ""
+    from_ms: int = 0
+    to_ms: int = EVER_MS
+
+
+ALL = AuditFilter()
+
+
 async def audit_page(
-    conn: Connection, *, subject: str = "", before: int = FROM_NEWEST, limit: int
+    conn: Connection, shown: AuditFilter = ALL, *, before: int = FROM_NEWEST, limit: int
 ) -> list[AuditRecord]:
     """Newest first."""
+    values = msgspec.structs.asdict(shown) | {"before": before, "limit": limit}
     async with conn.cursor(row_factory=struct_row(AuditRecord)) as cursor:
-        await cursor.execute(
-            _sql["audit_page"], {"subject": subject, "before": before, "limit": limit}
-        )
+        await cursor.execute(_sql["audit_page"], values)
         return await cursor.fetchall()

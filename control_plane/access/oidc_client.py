@@ -75,16 +75,20 @@ class OidcClient:
             timeout=config.timeout_ms / 1000, follow_redirects=False, trust_env=False
         )
         self._reading = asyncio.Lock()
-        self._endpoints: _Endpoints | None = None
-        self._endpoints_until = 0.0
-        self._keys: dict[str, dict[str, Any]] = {}
-        self._keys_until = 0.0
-        self._keys_read = float("-inf")
+        self.forget()
 
     @property
     def issuer(self) -> str:
         """Whose subjects these are."""
         return self._config.issuer
+
+    def forget(self) -> None:
+        """Ask for its addresses and keys anew."""
+        self._endpoints: _Endpoints | None = None
+        self._endpoints_until = 0.0
+        self._keys: dict[str, dict[str, Any]] = {}
+        self._keys_until = 0.0
+        self._keys_read = float("-inf")
 
     async def close(self) -> None:
         """Drop the connections."""

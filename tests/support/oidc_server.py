@@ -38,6 +38,14 @@ class OidcServer:
     """
 
     def __init__(self) -> None:
+        self.begin_anew()
+        self._server = _Server(("127.0.0.1", 0), _Handler)
+        self._server.provider = self
+        self.issuer = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+
+    def begin_anew(self) -> None:
         self.claims: dict[str, Any] = {}
         self.headers: dict[str, Any] = {}
         self.signing = SigningKey("one")
@@ -46,11 +54,6 @@ class OidcServer:
         self.unsigned = False
         self.key_reads = 0
         self._codes: dict[str, dict[str, str]] = {}
-        self._server = _Server(("127.0.0.1", 0), _Handler)
-        self._server.provider = self
-        self.issuer = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        self._thread.start()
 
     def close(self) -> None:
         self._server.shutdown()

@@ -11,9 +11,28 @@ import pytest
 from control_plane.access.roles import CALLS, PUBLIC, ROLES, Permission, Role
 from control_plane.app import create_app
 from tests.support.browser import Browser, a_browser, a_token, a_user
-from tests.support.control_plane import ADMIN_TOKEN, assert_refused, the_settings, worker_headers
+from tests.support.control_plane import (
+    ADMIN_TOKEN,
+    assert_refused,
+    running,
+    the_settings,
+    worker_headers,
+)
 
 pytestmark = [pytest.mark.services, pytest.mark.anyio]
+
+
+@pytest.fixture(scope="module")
+def anyio_backend():
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+async def plane(postgres_url, valkey_server):
+    """One for all tests here: they tell themselves apart by the users that they make."""
+    async with running(the_settings(postgres_url, valkey_server.embedded.url)) as plane:
+        yield plane
+
 
 # They end the session that they are asked with.
 LAST = {("POST", "/admin/logout")}
