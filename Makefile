@@ -106,4 +106,8 @@ $(RUN_STAMP): requirements/base.lock requirements/local.lock requirements/worker
 
 $(DEV_STAMP): requirements/dev.lock $(RUN_STAMP)
 	@$(PIP) install -r requirements/dev.lock
+	@command -v chromium > /dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && \
+		echo "installing chromium, for the console's tests" && apt-get update -qq && \
+		apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core > /dev/null; } || \
+		echo "no chromium: the console's tests will say so" >&2
 	@touch $@

@@ -68,6 +68,7 @@ class Specs:
             "HEADWORKS_ADMIN_TOKEN": self._admin_token,
             "HEADWORKS_CONTROL_PLANE_HOST": self._options.host,
             "HEADWORKS_CONTROL_PLANE_PORT": str(self._options.control_plane_port),
+            "HEADWORKS_GATEWAY_URL": f"http://{self._options.host}:{self._options.gateway_port}",
         }
         return self._spec("control-plane", "control_plane", {**self._stores, **own})
 

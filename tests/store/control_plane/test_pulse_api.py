@@ -19,7 +19,7 @@ async def ended(plane, tenant, model, causes):
     """Requests that began a minute ago and ended now, summed."""
     now_ms = time.time_ns() // 1_000_000
     for cause in causes:
-        request_id = f"req_{secrets.token_hex(8)}"
+        request_id = f"req_local_{now_ms - 60_000:012x}{secrets.token_hex(8)}"
         asked = a_reserve(request_id, tenant_id=tenant, model=model, created_ms=now_ms - 60_000)
         await plane.services.ledger.reserve(asked)
         await plane.services.ledger.settle(
