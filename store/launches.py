@@ -44,6 +44,14 @@ async def started(conn: Connection, replica_id: str) -> None:
     await conn.execute(_sql["started"], {"replica_id": replica_id})
 
 
+async def adopted(conn: Connection, replica_id: str) -> None:
+    """It runs, since when is not known: not before it might be started, which is what counts.
+
+    Nothing that was heard of it before then is of this life.
+    """
+    await conn.execute(_sql["adopted"], {"replica_id": replica_id})
+
+
 async def failed(conn: Connection, replica_id: str, *, reason: str, retry_in_ms: int) -> None:
     """It could not be started, or ended by itself."""
     values = {"replica_id": replica_id, "reason": reason, "retry_in_ms": retry_in_ms}

@@ -11,6 +11,7 @@ from control_plane.launchers.actions import (
     Action,
     Adopt,
     AskStop,
+    Drain,
     Fail,
     Forget,
     PlanRules,
@@ -23,6 +24,7 @@ from control_plane.launchers.life import AWAKE, Condition, Judgement, judge
 from core.launch import Launch, Place
 
 ENDED = frozenset({Condition.GONE, Condition.STUCK})
+TAKES_WORK = frozenset({Condition.SERVING, Condition.SUSPECT})
 
 
 def is_here(launch: Launch, seen: Seen) -> bool:
@@ -46,13 +48,14 @@ class Keeper:
         runs = place is not None and place.alive
         if not is_here(launch, self._seen):
             yield from self._give_up(launch)
+        elif runs and launch.started_ms is None:
+            yield Adopt(replica_id=launch.replica_id, reason="it runs already")
         elif not launch.is_wanted:
             yield from self._end(launch, runs=runs)
         elif not runs:
             yield from self._begin(launch, place)
-        elif launch.started_ms is None:
-            yield Adopt(replica_id=launch.replica_id, reason="it runs already")
         else:
+            assert launch.started_ms is not None, "one that runs has been adopted"
             yield from self._watch(launch, self._now_ms - launch.started_ms)
 
     def condition(self, launch: Launch) -> Condition:
@@ -98,12 +101,14 @@ class Keeper:
     def _end(self, launch: Launch, *, runs: bool) -> Iterator[Action]:
         name, reason = launch.replica_id, launch.stop_reason
         told = self._judged(launch)
-        over_ms = (launch.stop_asked_ms or 0) + launch.stop_grace_ms
         if not runs:
             yield Forget(replica_id=name, reason=reason)
         elif told is None or told.condition in ENDED:
             yield Stop(replica_id=name, reason=reason)
-        elif self._now_ms >= over_ms:
+        elif told.condition in TAKES_WORK:
+            # It became ready after it was asked for, and may have been given work by now.
+            yield Drain(replica_id=name, reason=reason, within_ms=self._rules.drain_ms)
+        elif self._now_ms >= self._over_ms(launch):
             yield Stop(replica_id=name, reason=f"{reason}; its time is over")
 
     def _give_up(self, launch: Launch) -> Iterator[Action]:
@@ -122,6 +127,11 @@ class Keeper:
         if self._now_ms - replica.silent_ms < launch.started_ms:
             return None
         return judge(replica, now_ms=self._now_ms, rules=self._rules.life)
+
+    def _over_ms(self, launch: Launch) -> int:
+        asked_ms = (launch.stop_asked_ms or 0) + launch.stop_grace_ms
+        deadline_ms = self._replicas[launch.replica_id].drain_deadline_ms
+        return asked_ms if deadline_ms is None else deadline_ms
 
     def _left_ms(self, name: str) -> int:
         deadline_ms = self._replicas[name].drain_deadline_ms

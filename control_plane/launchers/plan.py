@@ -140,7 +140,8 @@ class _Round:
             if launch is not None and self._condition(name) is Condition.COMING:
                 has_work = False
             grace_ms = self._rules.drain_ms if has_work else 0
-            if has_work or launch is None:
+            if replica is not None:
+                # Of one that loads too: it is not to become ready and be given work meanwhile.
                 yield Drain(replica_id=name, reason=reason, within_ms=grace_ms)
             if launch is not None:
                 yield AskStop(replica_id=name, reason=reason, grace_ms=grace_ms)

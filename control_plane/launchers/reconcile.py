@@ -182,7 +182,7 @@ class LaunchReconciler:
                     conn, replica_id=name, deployment=deployment, launcher=launcher, home=home
                 )
             case Adopt():
-                await launches.started(conn, name)
+                await launches.adopted(conn, name)
             case Settle():
                 await launches.settled(conn, name)
             case Fail(retry_in_ms=retry_in_ms):

@@ -20,6 +20,10 @@ RETURNING replica_id;
 UPDATE launches SET started_at = clock_timestamp(), retry_at = NULL
  WHERE replica_id = :replica_id;
 
+-- name: adopted
+UPDATE launches SET started_at = coalesce(retry_at, asked_at), retry_at = NULL
+ WHERE replica_id = :replica_id;
+
 -- name: failed
 UPDATE launches
    SET failures = failures + 1, last_failure = :reason, started_at = NULL,
