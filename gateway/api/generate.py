@@ -7,6 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from core.errors import RefusedError
+from core.idempotency import Claim
 from core.scopes import bounds_of
 from gateway import anthropic, openai
 from gateway.answer_cache import asked_of
@@ -25,6 +26,7 @@ from gateway.patience import bounded, patience, shortened
 from gateway.relay.call import Call
 from gateway.relay.exchange import Exchange
 from gateway.relay.relay import Relay
+from gateway.replay import Keeping, KeptAnswer
 from gateway.route_index import is_allowed, not_found
 
 REPLAY_S = 60.0
@@ -97,13 +99,17 @@ class GenerateEndpoint(Endpoint):
         tenant_ms_max = identity.tenant.bounds.deadline_ms_max
         given = patience(headers, self.edge.limits.patience, tenant_ms_max=tenant_ms_max)
         body = await self.body(scope, receive, whole_ms=given.whole_ms)
-        conversation = await self.completed(identity, self._kind.parse(body))
-        check_images(conversation.images, self.edge.limits.images)
-        given = shortened(
-            given, headers, timeout_s=conversation.deadline_s, stream=conversation.stream
-        )
+        conversation = self._kind.parse(body)
         claim = self.edge.claims.claim(
             headers, method=scope["method"], path=scope["path"], body=body
+        )
+        # Before what the request names is fetched: its answer needs none of that any more.
+        told = await self.edge.claims.told(identity.tenant.id, claim) if claim is not None else None
+        if told is None:
+            conversation = await self.completed(identity, conversation)
+            check_images(conversation.images, self.edge.limits.images)
+        given = shortened(
+            given, headers, timeout_s=conversation.deadline_s, stream=conversation.stream
         )
         bounds = bounds_of(identity.tenant, identity.key, conversation.model)
         given = bounded(given, bounds.deadline_ms_max)
@@ -118,20 +124,28 @@ class GenerateEndpoint(Endpoint):
             patience=given,
             cache=asked_of(headers),
             hints=hints_of(headers, dict(conversation.metadata)),
-            keeping=self.edge.claims.keeping(identity.tenant.id, claim, now_ms)
-            if claim is not None
-            else None,
+            keeping=self._keeping(identity, claim, now_ms),
         )
-        told = await self.edge.claims.told(identity.tenant.id, claim) if claim is not None else None
-        if told is not None:
-            if not is_allowed(conversation.model, identity.tenant, identity.key):
-                raise RefusedError(not_found(conversation.model))
-            respond.more_headers |= REPLAYED
-            self.edge.metrics.replays.labels(self.name).inc()
-            call = msgspec.structs.replace(call, created_ms=told.created_ms)
-            await self._replay(call, Replayed(told), receive, respond)
-        else:
+        if told is None:
             await self._tell(call, scope, receive, respond)
+        else:
+            await self._tell_again(call, told, receive, respond)
+
+    def _keeping(self, identity: Identity, claim: Claim | None, now_ms: int) -> Keeping | None:
+        if claim is None:
+            return None
+        return self.edge.claims.keeping(identity.tenant.id, claim, now_ms)
+
+    async def _tell_again(
+        self, call: Call, told: KeptAnswer, receive: Receive, respond: Responder
+    ) -> None:
+        identity = call.identity
+        if not is_allowed(call.conversation.model, identity.tenant, identity.key):
+            raise RefusedError(not_found(call.conversation.model))
+        respond.more_headers |= REPLAYED
+        self.edge.metrics.replays.labels(self.name).inc()
+        call = msgspec.structs.replace(call, created_ms=told.created_ms)
+        await self._replay(call, Replayed(told), receive, respond)
 
     async def completed(self, identity: Identity, conversation: Conversation) -> Conversation:  # noqa: ARG002 - of which tenant
         """With what a request only names, fetched. Raises RefusedError."""

@@ -375,6 +375,24 @@ async def test_a_repeat_under_one_key_is_one_response_and_brings_back_none_that_
     await world.settled(caller, 1)
 
 
+async def test_a_repeat_is_answered_when_what_it_continued_was_deleted(
+    world: World, caller: Caller
+) -> None:
+    async with client_of(world, caller) as client:
+        before = await client.responses.create(model=MODEL, input="Hi")
+        asked: Any = {"model": MODEL, "input": "Go on", "previous_response_id": before.id}
+        first = await client.responses.create(**asked, extra_headers={"idempotency-key": "k2"})
+        await world.settled(caller, 2)
+        await client.responses.delete(before.id)
+        again = await client.responses.create(**asked, extra_headers={"idempotency-key": "k2"})
+        assert (again.id, again.output_text) == (first.id, first.output_text)
+        assert again.previous_response_id == before.id
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.create(**asked, extra_headers={"idempotency-key": "k3"})
+    assert len(world.worker.requests) == 2
+    await world.settled(caller, 2)
+
+
 async def test_what_is_kept_is_sealed_for_its_tenant_and_name(
     postgres_url: str, valkey_url: str, tmp_path: Path
 ) -> None:
