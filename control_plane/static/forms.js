@@ -20,7 +20,10 @@ function fields(form) {
   const found = {};
   for (const field of form.elements) {
     if (!field.name || field.disabled) continue;
-    if (field.type === "checkbox") found[field.name] = field.checked;
+    if (field.type === "checkbox" && field.hasAttribute("value")) {
+      found[field.name] ??= [];
+      if (field.checked) found[field.name].push(field.value);
+    } else if (field.type === "checkbox") found[field.name] = field.checked;
     else if (field.value === "") continue;
     else if (field.type === "number") found[field.name] = Number(field.value);
     else found[field.name] = field.value;

@@ -13,10 +13,11 @@ export function listenToSignIn() {
     const refused = form.querySelector("[data-refused]");
     const button = form.querySelector("button");
     button.disabled = true;
-    const answer = await call("POST", "/admin/login", {
-      email: form.elements.email.value,
-      password: form.elements.password.value,
-    }).catch(() => ({ ok: false, error: { message: "The control plane does not answer." } }));
+    const said = Object.fromEntries(new FormData(form));
+    const answer = await call("POST", form.dataset.signIn, said).catch(() => ({
+      ok: false,
+      error: { message: "The control plane does not answer." },
+    }));
     button.disabled = false;
     if (answer.ok) return location.assign("/console");
     refused.textContent = answer.error.message ?? "This did not work.";

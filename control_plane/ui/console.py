@@ -49,7 +49,14 @@ NAVIGATION = (
             ("Safety", "/console/safety"),
         ),
     ),
-    ("Operators", (("Playground", "/console/playground"), ("Audit log", "/console/audit"))),
+    (
+        "Operators",
+        (
+            ("Playground", "/console/playground"),
+            ("Operators", "/console/users"),
+            ("Audit log", "/console/audit"),
+        ),
+    ),
 )
 
 Asked = Request[Any, Any, Any]

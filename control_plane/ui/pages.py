@@ -21,8 +21,15 @@ Ui = NamedDependency[Console]
 
 @get("/sign-in")
 async def sign_in(request: Asked, console: Ui) -> Response[str]:
-    """Asks nobody anything."""
-    return console.render(request, "sign_in.html")
+    """With the ways there are."""
+    ways = await console.api.get(request, "/login")
+    return console.render(request, "sign_in.html", ways=ways)
+
+
+@get("/welcome")
+async def welcome(request: Asked, console: Ui) -> Response[str]:
+    """Where an invitation becomes a password."""
+    return console.render(request, "welcome.html")
 
 
 @get("/")
@@ -170,12 +177,21 @@ async def playground(request: Asked, console: Ui) -> Response[str]:
     return await console.page(request, "playground.html", **found)
 
 
+@get("/users")
+async def users(request: Asked, console: Ui) -> Response[str]:
+    """Operators, and how they come in."""
+    found = await console.api.all(request, users=("/users", {"limit": MANY}))
+    origin = f"{request.url.scheme}://{request.url.netloc}"
+    return await console.page(request, "users.html", origin=origin, **found)
+
+
 def console_router() -> Router:
     """Pages are HTML for people: they have no place in the API's description."""
     return Router(
         "/console",
         route_handlers=[
             sign_in,
+            welcome,
             overview,
             fleet,
             models,
@@ -186,6 +202,7 @@ def console_router() -> Router:
             tenant,
             usage,
             safety,
+            users,
             audit,
             playground,
             chat,

@@ -18,7 +18,18 @@ pytestmark = [
 ]
 
 PASSWORD = "three blue herons fly"
-PAGES = ("", "fleet", "models", "rollouts", "scaling", "tenants", "usage", "safety", "audit")
+PAGES = (
+    "",
+    "fleet",
+    "models",
+    "rollouts",
+    "scaling",
+    "tenants",
+    "usage",
+    "safety",
+    "users",
+    "audit",
+)
 WAIT_MS = 30_000
 PHONE = {"width": 390, "height": 844}
 expect.set_options(timeout=WAIT_MS)
@@ -182,6 +193,25 @@ def test_the_playground_streams_an_answer(look, stack):
     page.get_by_label("Key").fill("hwk_nobody")
     page.get_by_role("button", name="Send").click()
     expect(page.locator("[data-told]")).to_contain_text(re.compile("key", re.IGNORECASE))
+
+
+def test_whoever_is_invited_sets_a_password_and_is_in(look, browser, stack):
+    page = look("users")
+    page.get_by_text("Invite somebody").click()
+    name = f"Grace {secrets.token_hex(4)}"
+    page.get_by_label("Name").fill(name)
+    page.get_by_label("Email").fill(f"{secrets.token_hex(6)}@example.com")
+    page.get_by_role("button", name="Invite").click()
+    invitation = page.locator(".notice code").inner_text()
+    expect(page.get_by_role("row", name=re.compile(f"{name}.*viewer.*invited"))).to_be_visible()
+    context = browser.new_context()
+    other = context.new_page()
+    other.goto(f"{stack.status['control_plane_url']}/console/welcome")
+    other.get_by_label("Invitation").fill(invitation)
+    other.get_by_label("A password").fill(PASSWORD)
+    other.get_by_role("button", name="Begin").click()
+    expect(other.get_by_role("heading", name="Overview")).to_be_visible()
+    context.close()
 
 
 def test_a_viewer_is_told_what_their_role_does_not_show(browser, stack):
