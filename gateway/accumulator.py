@@ -13,8 +13,10 @@ from gateway.conversation import (
     Delta,
     Opened,
     StreamEvent,
+    ThoughtDelta,
     TokenChance,
 )
+from gateway.thinking import Thoughts
 
 
 class _Gathered:
@@ -24,6 +26,7 @@ class _Gathered:
         self.texts: list[str] = []
         self.chars = 0
         self.calls: list[tuple[CallStart, int, list[str]]] = []
+        self.thoughts = Thoughts()
         self.chances: list[TokenChance] = []
         self.end: ChoiceEnd | None = None
 
@@ -41,6 +44,8 @@ class Accumulator:
         match event:
             case Delta():
                 self.delta(event)
+            case ThoughtDelta():
+                self.thought(event)
             case CallDelta():
                 self.arguments(event)
             case CallStart():
@@ -62,6 +67,12 @@ class Accumulator:
         choice.texts.append(event.text)
         choice.chars += len(event.text)
         choice.chances.extend(event.chances)
+
+    def thought(self, event: ThoughtDelta) -> None:
+        """Take more of what a choice thinks, after the text and the calls so far."""
+        choice = self._open(event.choice)
+        at, calls = choice.chars, len(choice.calls)
+        choice.thoughts.take(event.text, event.signature, event.redacted, at=at, calls=calls)
 
     def call(self, event: CallStart) -> None:
         """A call begins, after the text so far."""
@@ -98,6 +109,7 @@ class Accumulator:
                 AnswerCall(name=start.name, arguments="".join(arguments), at=at)
                 for start, at, arguments in choice.calls
             ),
+            thoughts=choice.thoughts.all,
             finish=choice.end.finish,
             stop=choice.end.stop,
             chances=tuple(choice.chances) if self._wants_chances else None,

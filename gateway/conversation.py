@@ -3,8 +3,9 @@
 A dialect turns a body into a `Conversation` and stream events into bytes; everything between
 (routing, counting, metering, the worker) sees only these types. Nothing here knows a dialect.
 
-    Opened (Delta | CallStart | CallDelta | ChoiceEnd)* Done    every choice ends exactly once
-    [Opened (Delta | CallStart | CallDelta | ChoiceEnd)*] Broke   an error; nothing follows it
+    Opened more* Done      every choice ends exactly once
+    [Opened more*] Broke   an error; nothing follows it
+    more: Delta | ThoughtDelta | CallStart | CallDelta | ChoiceEnd
 """
 
 from abc import ABC, abstractmethod
@@ -18,6 +19,7 @@ from core.protocol import Grammar, ServiceClass, Usage
 from gateway.bill import Bill
 from gateway.images import Image
 from gateway.items import Ask
+from gateway.thinking import Thinking, Thought
 from gateway.toolbox import Toolbox, ToolCall
 
 SEED_MODULUS = 2**63  # `Sampling.seed` holds 0 <= seed < SEED_MODULUS
@@ -31,6 +33,8 @@ CacheTTL = Literal["5m", "1h"]
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """One message of a chat. An assistant's may have `calls` and then say nothing.
 
+    It may also have thoughts, each at its place among the text and the calls.
+
     A tool's is the result of the call `call_id` of the tool `tool`, and may be empty. A user's and
     a tool's may have images, each at its place in the text.
     """
@@ -39,6 +43,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     content: str
     images: tuple[Image, ...] = ()
     calls: tuple[ToolCall, ...] = ()
+    thoughts: tuple[Thought, ...] = ()
     call_id: str = ""
     tool: str = ""
 
@@ -70,6 +75,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     model: str  # public name, not yet looked up
     turns: tuple[Turn, ...] = ()
     toolbox: Toolbox | None = None
+    thinking: Thinking | None = None  # None: nothing is said of it
     cache_breaks: tuple[CacheBreak, ...] = ()  # in the order of the prompt
     prompt: str | tuple[int, ...] = ""
     max_tokens: int | None = None  # output tokens of each choice; None: what the model allows
@@ -153,6 +159,15 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     chances: tuple[TokenChance, ...] = ()
 
 
+class ThoughtDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """More of what one choice thinks: text, the signature that ends it, or a whole one sealed."""
+
+    choice: int
+    text: str = ""
+    signature: str = ""
+    redacted: str = ""
+
+
 class CallStart(msgspec.Struct, frozen=True, kw_only=True):
     """A tool is called; `call` counts the calls of its choice from 0."""
 
@@ -190,7 +205,25 @@ class Broke(msgspec.Struct, frozen=True, kw_only=True):
     refusal: Refusal
 
 
-StreamEvent = Opened | Delta | CallStart | CallDelta | ChoiceEnd | Done | Broke
+StreamEvent = Opened | Delta | ThoughtDelta | CallStart | CallDelta | ChoiceEnd | Done | Broke
+
+
+def told_event(event: StreamEvent, conversation: Conversation) -> StreamEvent | None:
+    """An event as its caller hears it: of thinking, only who is to hear it does.
+
+    Anthropic's callers are those who asked; OpenAI's, all who did not ask for none. One who wants
+    it omitted is told what is needed to send it back.
+    """
+    if not isinstance(event, ThoughtDelta):
+        return event
+    thinking = conversation.thinking
+    mode = "unsaid" if thinking is None else thinking.mode
+    if mode == "off" or (mode == "unsaid" and conversation.dialect == "anthropic"):
+        return None
+    if thinking is not None and thinking.display == "omitted":
+        event = msgspec.structs.replace(event, text="")
+        return event if event.signature or event.redacted else None
+    return event
 
 
 class AnswerCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,8 +244,19 @@ class AnswerChoice(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     finish: Finish
     calls: tuple[AnswerCall, ...] = ()
+    thoughts: tuple[Thought, ...] = ()
     stop: str | None = None
     chances: tuple[TokenChance, ...] | None = None
+
+
+def told_between(choice: AnswerChoice) -> Iterator[Thought | AnswerCall]:
+    """What interrupts the text of a choice, in the order in which it was told."""
+    thoughts = list(choice.thoughts)
+    for number, call in enumerate(choice.calls):
+        while thoughts and thoughts[0].calls <= number:
+            yield thoughts.pop(0)
+        yield call
+    yield from thoughts
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -251,6 +295,10 @@ class StreamWriter(ABC):
     def delta(self, event: Delta) -> bytes:
         """More text."""
 
+    def thought(self, event: ThoughtDelta) -> bytes:
+        """More thinking. Only where the interface has any."""
+        raise AssertionError(event)
+
     def call(self, event: CallStart) -> bytes:
         """A tool is called. Only where the interface has tools."""
         raise AssertionError(event)
@@ -280,6 +328,8 @@ class StreamWriter(ABC):
         match event:
             case Delta():
                 frames = self.delta(event)
+            case ThoughtDelta():
+                frames = self.thought(event)
             case CallDelta():
                 frames = self.arguments(event)
             case CallStart():

@@ -1,7 +1,7 @@
 """The items of the Responses API that a conversation is made of, as they are kept.
 
-What a caller sent and what a model answered are the same three kinds: messages, calls of tools
-and results of calls. Nothing here knows how an item is written on the wire.
+What a caller sent and what a model answered are the same four kinds: messages, what was thought,
+calls of tools and results of calls. Nothing here knows how an item is written on the wire.
 """
 
 from typing import Literal
@@ -40,7 +40,17 @@ class ResultItem(msgspec.Struct, frozen=True, kw_only=True, tag="result"):
     output: str | tuple[str | Image, ...]
 
 
-Item = MessageItem | CallItem | ResultItem
+class ReasoningItem(msgspec.Struct, frozen=True, kw_only=True, tag="reasoning"):
+    """What was thought before what follows: its text and signature, or what is sealed."""
+
+    id: str = ""
+    text: str = ""
+    signature: str = ""
+    redacted: str = ""
+    whole: bool = True
+
+
+Item = MessageItem | ReasoningItem | CallItem | ResultItem
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,3 +66,5 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     again: bool = False  # an answer of before is told again: what was deleted stays so
     shorten: bool  # drop the oldest turns of a prompt that does not fit
     shown: dict[str, object]
+    shows_thoughts: bool = False  # as a summary
+    seals_thoughts: bool = False  # so that a caller who keeps its conversation itself has them

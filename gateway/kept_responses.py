@@ -15,7 +15,7 @@ import msgspec
 from core.errors import Code, RefusedError, refuse
 from core.secrets import NONCE_BYTES, CannotOpenError, KeyRing, Sealed
 from gateway.images import Image
-from gateway.items import CallItem, Item, MessageItem
+from gateway.items import CallItem, Item, MessageItem, ReasoningItem
 from store.postgres import Connection, Postgres, StoreAwayError
 from store.responses import (
     KeptResponse,
@@ -234,6 +234,8 @@ def _item_size(item: Item) -> int:
             return _parts_size(item.parts)
         case CallItem():
             return len(item.arguments)
+        case ReasoningItem():
+            return len(item.text) + len(item.signature) + len(item.redacted)
         case _:
             return _parts_size((item.output,) if isinstance(item.output, str) else item.output)
 

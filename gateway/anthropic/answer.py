@@ -6,7 +6,8 @@ import msgspec
 
 from core.protocol import ServiceClass
 from gateway.anthropic.usage import from_usage
-from gateway.conversation import Answer, AnswerChoice, Conversation, Finish
+from gateway.conversation import Answer, AnswerChoice, Conversation, Finish, told_between
+from gateway.thinking import Thought
 from gateway.tools.ids import call_id
 
 _STOP_REASONS: dict[Finish, str] = {
@@ -62,6 +63,13 @@ def call_fields(name: str, request_id: str, *, call: int) -> dict[str, Any]:
     return {"type": "tool_use", "id": named, "name": name}
 
 
+def thought_fields(thought: Thought) -> dict[str, Any]:
+    """A whole block of it. Who thought without signing is told as such."""
+    if thought.redacted:
+        return {"type": "redacted_thinking", "data": thought.redacted}
+    return {"type": "thinking", "thinking": thought.text, "signature": thought.signature}
+
+
 def stop_fields(finish: Finish, stop: str | None) -> dict[str, Any]:
     """Why it stopped, and at which of the caller's stop sequences."""
     reason = _STOP_REASONS[finish] if stop is None else "stop_sequence"
@@ -69,14 +77,18 @@ def stop_fields(finish: Finish, stop: str | None) -> dict[str, Any]:
 
 
 def _content(choice: AnswerChoice, request_id: str) -> list[dict[str, Any]]:
-    """Texts and calls, in the order in which they were told."""
+    """Texts, thoughts and calls, in the order in which they were told."""
     blocks: list[dict[str, Any]] = []
     start = 0
-    for number, call in enumerate(choice.calls):
-        blocks += _text(choice.text[start : call.at])
-        start = call.at
-        named = call_fields(call.name, request_id, call=number)
-        blocks.append({**named, "input": _input(call.arguments)})
+    for told in told_between(choice):
+        blocks += _text(choice.text[start : told.at])
+        start = told.at
+        if isinstance(told, Thought):
+            blocks.append(thought_fields(told))
+            continue
+        number = sum(block["type"] == "tool_use" for block in blocks)
+        named = call_fields(told.name, request_id, call=number)
+        blocks.append({**named, "input": _input(told.arguments)})
     return blocks + _text(choice.text[start:])
 
 

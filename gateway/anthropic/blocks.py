@@ -1,4 +1,4 @@
-"""The content of a message: text, images, calls of tools, their results, and what is cached.
+"""The content of a message: text, images, thoughts, calls of tools, their results; what is cached.
 
 Raises RefusedError alone, naming the block at fault.
 """
@@ -8,9 +8,11 @@ from collections.abc import Callable
 import msgspec
 
 from core.errors import Code, refuse
+from gateway.anthropic.thinking import read_redacted, read_thought
 from gateway.conversation import CacheBreak, CacheTTL
 from gateway.fields import PARTS_MAX, Fields, bad, missing
 from gateway.images import MEDIA_TYPES, Image, Written, image_at, image_of, written
+from gateway.thinking import Thought
 from gateway.toolbox import ToolCall, checked_id, checked_name, checked_object
 
 CACHE_BREAKS_MAX = 4
@@ -50,6 +52,9 @@ class Result(msgspec.Struct, frozen=True):
     content: Written
 
 
+Value = str | Image | Thought | ToolCall | Result
+
+
 class Block(msgspec.Struct, frozen=True):
     """One block of any kind; `path` names it: its text, its source, its id, the id it answers.
 
@@ -58,7 +63,7 @@ class Block(msgspec.Struct, frozen=True):
 
     fields: Fields
     path: str
-    value: str | Image | ToolCall | Result
+    value: Value
     ttl: CacheTTL | None
 
 
@@ -178,9 +183,11 @@ def _image(fields: Fields) -> Image:
     return image
 
 
-_READERS: dict[str, tuple[str, Callable[[Fields], str | Image | ToolCall | Result]]] = {
+_READERS: dict[str, tuple[str, Callable[[Fields], Value]]] = {
     "text": ("text", _text),
     "image": ("source", _image),
+    "thinking": ("thinking", read_thought),
+    "redacted_thinking": ("data", read_redacted),
     "tool_use": ("id", _call),
     "tool_result": ("tool_use_id", _result),
 }

@@ -1,6 +1,6 @@
 """`POST /v1/messages` and its `count_tokens`: a body into a `Conversation`.
 
-Text, images, tools and structured output: thinking and documents are refused by name.
+Text, images, tools, thinking and structured output: documents are refused by name.
 `cache_control` says up to where and how long a prompt is worth keeping; every prefix is cached
 for its own tenant anyhow. Consecutive turns of one role are joined, as the API's reference
 says. The last turn is the user's: continuing an assistant's turn (prefill) is refused.
@@ -13,7 +13,8 @@ import msgspec
 from core.errors import Code, refuse
 from core.protocol import ServiceClass
 from gateway.anthropic.blocks import CacheBreaks, read_blocks, refuse_unknown, said
-from gateway.anthropic.structure import read_structure
+from gateway.anthropic.structure import read_output
+from gateway.anthropic.thinking import read_thinking
 from gateway.anthropic.tools import read_toolbox
 from gateway.anthropic.turns import Turns
 from gateway.conversation import Conversation, Dialect
@@ -36,6 +37,8 @@ STOPS_MAX = 16
 TIERS = ("auto", "standard_only")
 SERVICE_CLASS: ServiceClass = "standard"  # of both tiers: there is no priority capacity to buy
 
+_ASSISTANT = ("tool_use", "thinking", "redacted_thinking")
+
 # Parameters we do not support, and the values of each that change nothing.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "billing_policy": (),
@@ -48,7 +51,6 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "inference_geo": (),
     "mcp_servers": ([],),
     "speed": ("standard",),
-    "thinking": ({"type": "disabled"},),
     "thread": (),
     "user_profile_id": (),
     "workspace_id": (),
@@ -63,11 +65,13 @@ def parse_messages(body: bytes) -> Conversation:
     if max_tokens is None:
         raise missing("max_tokens")
     fields.choice("service_tier", *TIERS)
-    structure = structure_of(read_structure(fields), prompt.toolbox)
+    asked, effort = read_output(fields)
+    structure = structure_of(asked, prompt.toolbox)
     conversation = msgspec.structs.replace(
         prompt,
         grammar=structure.grammar if structure else None,
         grammar_param=structure.param if structure else "",
+        thinking=read_thinking(fields, effort, max_tokens=max_tokens),
         max_tokens=max_tokens,
         temperature=fields.number("temperature", 0, 1),
         top_p=_top_p(fields),
@@ -86,9 +90,10 @@ def parse_count_tokens(body: bytes) -> Conversation:
     """What `parse_messages` reads of the prompt; parameters of generation are unknown here."""
     fields = read_object(body, index=INDEX)
     prompt = _prompt(fields)
-    read_structure(fields)  # a format is no part of the prompt
+    _, effort = read_output(fields)  # a format is no part of the prompt
+    thinking = read_thinking(fields, effort, max_tokens=None)
     refuse_unknown(fields)
-    return prompt
+    return msgspec.structs.replace(prompt, thinking=thinking)
 
 
 def _prompt(fields: Fields) -> Conversation:
@@ -121,7 +126,7 @@ def _read_messages(fields: Fields, turns: Turns, breaks: CacheBreaks) -> None:
         first, role = role is None, _role(message)
         if first and role != "user":
             raise bad(message.at("role"), "the first message must have the role 'user'")
-        kinds = ("image", "tool_result") if role == "user" else ("tool_use",)
+        kinds = ("image", "tool_result") if role == "user" else _ASSISTANT
         if role == "assistant":
             turns.settled(message.at("role"))
         turns.add(role, read_blocks(message, "content", breaks, *kinds))

@@ -5,14 +5,20 @@
     … error: nothing follows it
 
 A text block opens with its first text, so that an empty answer has no block; each call of a
-tool is a block of its own. Usage in `message_delta` is cumulative. `ping` may stand between
-any two events after the first.
+tool is a block of its own, and so is each thought, which its signature ends. Usage in
+`message_delta` is cumulative. `ping` may stand between any two events after the first.
 """
 
 from typing import Literal
 
 from core.protocol import Usage
-from gateway.anthropic.answer import call_fields, message_fields, served_tier, stop_fields
+from gateway.anthropic.answer import (
+    call_fields,
+    message_fields,
+    served_tier,
+    stop_fields,
+    thought_fields,
+)
 from gateway.anthropic.errors import error_frame
 from gateway.anthropic.usage import from_usage
 from gateway.conversation import (
@@ -25,12 +31,15 @@ from gateway.conversation import (
     Done,
     Opened,
     StreamWriter,
+    ThoughtDelta,
 )
 from gateway.sse import KEEP_ALIVE, json_line, named_frame
+from gateway.thinking import Thought
 
 _PING = named_frame(b"ping", b'{"type":"ping"}')
 _MESSAGE_STOP = named_frame(b"message_stop", b'{"type":"message_stop"}')
 _INPUT = b'{"type":"input_json_delta","partial_json":%b}'
+_THOUGHT = json_line(thought_fields(Thought()))
 _TEXT = b'{"type":"text","text":""}'
 
 
@@ -43,7 +52,7 @@ class AnthropicStream(StreamWriter):
         self._request_id = request_id
         self._opened = False
         self._blocks = 0  # closed ones: the index of the one that is open
-        self._in: Literal["text", "call"] | None = None
+        self._in: Literal["text", "call", "thought"] | None = None
         self._end: ChoiceEnd | None = None
 
     def open(self, event: Opened) -> bytes:
@@ -71,6 +80,27 @@ class AnthropicStream(StreamWriter):
         opening = b"" if self._in == "text" else self._close() + self._block_start(_TEXT)
         self._in = "text"
         return opening + self._block_delta(b'{"type":"text_delta","text":%b}', event.text)
+
+    def thought(self, event: ThoughtDelta) -> bytes:
+        """A delta of a thinking block, which is opened for it; one that is sealed comes whole."""
+        assert self._opened
+        assert self._end is None
+        if not (event.text or event.signature or event.redacted):
+            return b""
+        if event.redacted:
+            opening = self._close()
+            sealed = json_line(thought_fields(Thought(redacted=event.redacted)))
+            opening += self._block_start(sealed)
+            self._in = "thought"
+            return opening + self._close()
+        opening = b"" if self._in == "thought" else self._close() + self._block_start(_THOUGHT)
+        self._in = "thought"
+        if event.text:
+            opening += self._block_delta(b'{"type":"thinking_delta","thinking":%b}', event.text)
+        if event.signature:
+            signed = b'{"type":"signature_delta","signature":%b}'
+            opening += self._block_delta(signed, event.signature) + self._close()
+        return opening
 
     def call(self, event: CallStart) -> bytes:
         """The start of a `tool_use` block, and a first delta: a block is never without."""

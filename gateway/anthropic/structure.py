@@ -3,20 +3,25 @@
 Its one kind is a JSON schema, which is always held to, or refused.
 """
 
+from gateway.anthropic.thinking import read_effort
 from gateway.fields import Fields, bad, missing
 from gateway.structure import Structure, only_one, take_schema
+from gateway.thinking import Effort
 
 
-def read_structure(fields: Fields) -> Structure | None:
-    """Take both fields. Raises RefusedError."""
+def read_output(fields: Fields) -> tuple[Structure | None, Effort | None]:
+    """Take both fields: what the answer must be, and how hard it is worked for.
+
+    Raises RefusedError.
+    """
     old = _format(fields, "output_format")
     config = fields.nested("output_config")
     if config is None:
-        return old
-    config.neutral("effort")
+        return old, None
+    effort = read_effort(config)
     structure = only_one([_format(config, "format"), old])
     _refuse_unknown(config)
-    return structure
+    return structure, effort
 
 
 def _format(fields: Fields, name: str) -> Structure | None:

@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from gateway.anthropic.blocks import Block, CacheBreaks
 from gateway.conversation import CacheBreak, CacheTTL, Role, Turn
 from gateway.images import Image, Written
+from gateway.thinking import Thought
 from gateway.toolbox import ToolCall, Unanswered
 
 
@@ -15,6 +18,7 @@ class _Draft:
         self.role = role
         self.said = Written()
         self.calls: list[ToolCall] = []
+        self.thoughts: list[Thought] = []
         self._call_id = call_id
         self._tool = tool
 
@@ -25,6 +29,7 @@ class _Draft:
             content=self.said.text,
             images=tuple(self.said.images),
             calls=tuple(self.calls),
+            thoughts=tuple(self.thoughts),
             call_id=self._call_id,
             tool=self._tool,
         )
@@ -51,6 +56,10 @@ class Turns:
                     if role == "user":
                         self.settled(block.path)
                     self._last(role).said.add(piece)
+                case Thought() as thought:
+                    draft = self._last(role)
+                    at, calls = draft.said.chars, len(draft.calls)
+                    draft.thoughts.append(replace(thought, at=at, calls=calls))
                 case ToolCall() as call:
                     self._unanswered.called(call, block.path)
                     self._last(role).calls.append(call)

@@ -1,12 +1,14 @@
 """How many tokens a prompt would be charged for, by the model that its name leads to."""
 
 from core.errors import Refusal, RefusedError
+from core.registry import ServedModel
 from gateway.auth import Identity
 from gateway.conversation import Conversation
 from gateway.images import takes_none
 from gateway.prompts import Prompts
 from gateway.providers.estimate import prompt_tokens
 from gateway.routes import Routes
+from gateway.thinking import refuse_thinking
 
 
 async def counted(
@@ -22,6 +24,8 @@ async def counted(
     image = next(conversation.images, None)
     if image is not None and not any(option.images for option in route.all_options):
         raise takes_none(conversation.model, image.param)
+    if all(isinstance(option.model, ServedModel) for option in route.all_options):
+        refuse_thinking(conversation.thinking, conversation.model)
     if route.measure is None or image is not None:
         return prompt_tokens(conversation)
     return len(await prompts.ids(route.measure.version, conversation))

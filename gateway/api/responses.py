@@ -101,7 +101,7 @@ class _Telling:
                 self.encode(answer, call.conversation, request_id, call.created_ms)
             ),
             input=responses.named(ask.items, name),
-            output=responses.answer_items(answer, request_id),
+            output=responses.answer_items(answer, call.conversation, request_id),
         )
         tenant_id = call.identity.tenant.id
         self._note(is_kept=await self._kept.keep(tenant_id, name, ask.previous_id, body))

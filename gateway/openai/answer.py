@@ -7,6 +7,7 @@ import msgspec
 from gateway.conversation import Answer, AnswerChoice, Conversation, Finish, Opened
 from gateway.openai.generation import SERVED_TIERS
 from gateway.openai.logprobs import CompletionLogprobs, chat_logprobs, prompt_logprobs
+from gateway.openai.thinking import FIELD
 from gateway.openai.usage import from_usage
 from gateway.tools.ids import call_id
 
@@ -80,6 +81,9 @@ def _chat_choice(choice: AnswerChoice, request_id: str) -> dict[str, Any]:
         "refusal": None,
         "annotations": [],
     }
+    thought = "".join(each.text for each in choice.thoughts)
+    if thought:
+        message[FIELD] = thought
     if choice.calls:
         message["tool_calls"] = [
             {

@@ -20,6 +20,7 @@ from gateway.fields import (
 from gateway.images import DETAILS, Detail, Image, Written, image_at, written
 from gateway.openai.generation import DIALECT, INDEX, read_generation, refuse_unknown
 from gateway.openai.structure import read_structure
+from gateway.openai.thinking import read_effort, read_thoughts
 from gateway.openai.tools import read_calls, read_toolbox
 from gateway.toolbox import Unanswered
 from gateway.tools.structured import structure_of
@@ -44,7 +45,6 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "prediction": (),
     "prompt_cache_options": ({},),
     "prompt_cache_retention": ("in_memory",),
-    "reasoning_effort": ("none",),
     "store": (False,),
     "verbosity": ("medium",),
     "web_search_options": (),
@@ -73,6 +73,7 @@ def parse_chat(body: bytes) -> Conversation:
         kind="chat",
         turns=_turns(fields),
         toolbox=toolbox,
+        thinking=read_effort(fields, "reasoning_effort"),
         grammar=structure.grammar if structure else None,
         grammar_param=structure.param if structure else "",
         max_tokens=_max_tokens(fields),
@@ -112,16 +113,18 @@ def _turn(message: Fields, unanswered: Unanswered) -> Turn:
 
 def _said(message: Fields, role: Role, unanswered: Unanswered) -> Turn:
     calls = read_calls(message) if role == "assistant" else ()
+    thoughts = read_thoughts(message) if role == "assistant" else ()
     for name, accepted in _MESSAGE_NEUTRAL.items():
         message.neutral(name, accepted)
     for call in calls:
         unanswered.called(call, message.at("tool_calls"))
     if calls and message.says_nothing("content", ("", [])):
-        return Turn(role=role, content="", calls=calls)
+        return Turn(role=role, content="", calls=calls, thoughts=thoughts)
     content = _content(message, *(("image_url",) if role == "user" else ()))
     if not content.text and not content.images:
         raise bad(message.at("content"), "must not be empty")
-    return Turn(role=role, content=content.text, images=tuple(content.images), calls=calls)
+    images = tuple(content.images)
+    return Turn(role=role, content=content.text, images=images, calls=calls, thoughts=thoughts)
 
 
 def _result(message: Fields, unanswered: Unanswered) -> Turn:

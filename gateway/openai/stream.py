@@ -1,6 +1,6 @@
 """Event streams of both OpenAI interfaces.
 
-    chat        role chunk for each choice, then (text | call | finish)*, [usage], [DONE]
+    chat        role chunk for each choice, then (text | thought | call | finish)*, [usage], [DONE]
     completions [echo of each choice], (text | finish)*, [usage], [DONE]
     either      … error: no finish, no usage, no [DONE] after it
 
@@ -21,6 +21,7 @@ from gateway.conversation import (
     Done,
     Opened,
     StreamWriter,
+    ThoughtDelta,
     TokenChance,
 )
 from gateway.openai.answer import (
@@ -32,6 +33,7 @@ from gateway.openai.answer import (
 )
 from gateway.openai.errors import error_frame
 from gateway.openai.logprobs import CompletionLogprobs, chat_logprobs
+from gateway.openai.thinking import FIELD
 from gateway.openai.usage import from_usage
 from gateway.sse import KEEP_ALIVE, data_frame, json_line
 from gateway.tools.ids import call_id
@@ -142,6 +144,14 @@ class OpenAIChatStream(_ChunkStream):
             request_id=request_id,
             created_ms=created_ms,
         )
+
+    def thought(self, event: ThoughtDelta) -> bytes:
+        """A chunk of its text; signatures and what is sealed have no place here."""
+        assert event.choice in self._live
+        if not event.text:
+            return b""
+        delta = b',"delta":{"%b":%b},"logprobs":null,"finish_reason":null'
+        return self._chunk(event.choice, delta % (FIELD.encode(), json_line(event.text)))
 
     def call(self, event: CallStart) -> bytes:
         """The chunk that names a call; its arguments are still to come."""

@@ -12,7 +12,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
 from core.protocol import Usage
-from gateway.conversation import CallDelta, CallStart, ChoiceEnd, Delta, Finish, Opened, StreamEvent
+from gateway.conversation import (
+    CallDelta,
+    CallStart,
+    ChoiceEnd,
+    Delta,
+    Finish,
+    Opened,
+    StreamEvent,
+    ThoughtDelta,
+)
 from gateway.providers.event_stream import ServerEvent
 from gateway.providers.faults import broken
 
@@ -112,7 +121,7 @@ class UpstreamAnswer(ABC):
             raise broken(f"it answers with a choice {index} that nobody asked for")
         return self.choices[index]
 
-    def say(self, choice: Choice, delta: Delta) -> list[StreamEvent]:
+    def say(self, choice: Choice, delta: Delta | ThoughtDelta) -> list[StreamEvent]:
         """More of a choice that is open."""
         if choice.ended:
             raise broken("it goes on after a choice has ended")

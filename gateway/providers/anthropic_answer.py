@@ -1,8 +1,7 @@
 """An upstream's message, streamed or whole, into our events.
 
-Thinking is not asked for and not passed on; its tokens are in the usage. Events of a kind we do
-not know are passed over, as the interface asks of its clients; blocks and stop reasons of such
-a kind are errors, for something would be missing from the answer.
+Events of a kind we do not know are passed over, as the interface asks of its clients; blocks and
+stop reasons of such a kind are errors, for something would be missing from the answer.
 """
 
 from collections.abc import Iterable
@@ -10,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.conversation import Delta, Finish, StreamEvent
+from gateway.conversation import Delta, Finish, StreamEvent, ThoughtDelta
 from gateway.providers.answer import UpstreamAnswer
 from gateway.providers.event_stream import ServerEvent
 from gateway.providers.faults import broken
@@ -25,12 +24,14 @@ FINISHES: dict[str, Finish] = {
     "tool_use": "tool_calls",
     "refusal": "filtered",
 }
-UNSHOWN = frozenset({"thinking", "redacted_thinking"})
 
 
 class _Block(msgspec.Struct):
     type: str
     text: str = ""
+    thinking: str = ""
+    signature: str = ""
+    data: str = ""
     name: str = ""
     input: Any = None
 
@@ -39,6 +40,8 @@ class _Delta(msgspec.Struct):
     type: str = ""
     text: str = ""
     partial_json: str = ""
+    thinking: str = ""
+    signature: str = ""
     stop_reason: str | None = None
     stop_sequence: str | None = None
 
@@ -136,13 +139,18 @@ class AnthropicAnswer(UpstreamAnswer):
     def _start(self, index: int, block: _Block) -> Iterable[StreamEvent]:
         self._expect(self._block is None)
         self._block = (index, block.type)
-        if block.type == "text":
-            yield from self._text(block.text)
-        elif block.type == "tool_use":
-            self._input = block.input
-            yield from self.choices[0].call(block.name)
-        elif block.type not in UNSHOWN:
-            raise broken(f"its answer has a block of a kind unknown to us: {block.type[:64]}")
+        match block.type:
+            case "text":
+                yield from self._text(block.text)
+            case "thinking":
+                yield from self._thought(block.thinking, block.signature)
+            case "redacted_thinking":
+                yield from self._thought(redacted=block.data)
+            case "tool_use":
+                self._input = block.input
+                yield from self.choices[0].call(block.name)
+            case kind:
+                raise broken(f"its answer has a block of a kind unknown to us: {kind[:64]}")
 
     def _more(self, index: int, delta: _Delta) -> Iterable[StreamEvent]:
         at, kind = self._block or (-1, "")
@@ -154,9 +162,13 @@ class AnthropicAnswer(UpstreamAnswer):
                 if delta.partial_json:
                     self._input = None
                 yield from self.choices[0].argue(delta.partial_json)
+            case "thinking", "thinking_delta":
+                yield from self._thought(delta.thinking)
+            case "thinking", "signature_delta":
+                yield from self._thought(signature=delta.signature)
             case _:
-                # Of what is not shown, and where a text comes from: it is there without.
-                self._expect(kind in UNSHOWN or (kind, delta.type) == ("text", "citations_delta"))
+                # Where a text comes from: it is there without.
+                self._expect((kind, delta.type) == ("text", "citations_delta"))
 
     def _close(self) -> Iterable[StreamEvent]:
         # A call may say its whole input as it begins.
@@ -164,6 +176,14 @@ class AnthropicAnswer(UpstreamAnswer):
             yield from self.choices[0].argue(msgspec.json.encode(self._input).decode())
         yield from self.choices[0].close_call()
         self._block = self._input = None
+
+    def _thought(
+        self, text: str = "", signature: str = "", redacted: str = ""
+    ) -> list[StreamEvent]:
+        if not (text or signature or redacted):
+            return []
+        more = ThoughtDelta(choice=0, text=text, signature=signature, redacted=redacted)
+        return self.say(self.choices[0], more)
 
     def _text(self, text: str) -> list[StreamEvent]:
         return self.say(self.choices[0], Delta(choice=0, text=text)) if text else []

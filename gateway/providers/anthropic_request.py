@@ -4,7 +4,8 @@ The interface has one system prompt, at the beginning; a system turn later on wo
 moved or reworded, so it is refused. So is a conversation that the assistant has begun or would
 have to go on with. Marks of what is worth caching go where the caller had them. How tokens are
 drawn is no longer in the interface's published types: it is said only to servers that are known
-to take it, as vLLM and older models do (`extensions`).
+to take it, as vLLM and older models do (`extensions`). Thoughts go back where they were, if they
+are signed or sealed: whose they are takes them only so.
 """
 
 from collections import defaultdict
@@ -26,6 +27,7 @@ from gateway.providers.asked import (
     unsupported,
 )
 from gateway.providers.call_ids import CallIds
+from gateway.thinking import Thought
 from gateway.toolbox import Tool, Toolbox
 
 TEMPERATURE_MAX = 1.0
@@ -34,6 +36,8 @@ _NOT_HERE = (
     "prompt_logprobs", *(name for name in EXTENSIONS if name != "top_k"),
 )  # fmt: skip
 _DRAWING = ("temperature", "top_p", "top_k")
+_MODES = {"off": "disabled", "budget": "enabled"}
+_EFFORTS = {"minimal": "low"}  # the least that there is
 _DETAILS_NOT_HERE = ("low", "original")
 
 Block = dict[str, Any]
@@ -58,7 +62,10 @@ def message_body(
         body["system"] = system
     if settings.stream:
         body["stream"] = True
-    return body | _drawing(conversation) | _tools(conversation) | _structure(conversation)
+    body |= _drawing(conversation) | _tools(conversation)
+    body |= _thinking(conversation, max_tokens)
+    output = _structure(conversation) | _effort(conversation)
+    return body | ({"output_config": output} if output else {})
 
 
 class _Messages:
@@ -83,6 +90,8 @@ class _Messages:
                     raise self._misplaced(index, why)
                 system += blocks
                 continue
+            if not blocks:
+                continue  # an answer of thoughts alone, none of which could be taken back
             role = "assistant" if turn.role == "assistant" else "user"
             if not messages and role == "assistant":
                 raise self._misplaced(index, "this model wants the user to speak first")
@@ -114,6 +123,7 @@ class _Messages:
             raise bad(f"{path}.content", "must hold more than white space")
         blocks = _said(turn, [mark for mark in marks if not mark.calls])
         for number, call in enumerate(turn.calls, 1):
+            blocks += [_thought(each) for each in _signed(turn) if each.calls == number - 1 > 0]
             block = {
                 "type": "tool_use",
                 "id": self._ids.called(call),
@@ -122,7 +132,8 @@ class _Messages:
             }
             last = [mark for mark in marks if mark.calls == number]
             blocks.append(_marked(block, last[-1]) if last else block)
-        return blocks
+        number = len(turn.calls)
+        return blocks + [_thought(each) for each in _signed(turn) if each.calls == number > 0]
 
 
 def _said(turn: Turn, marks: list[CacheBreak]) -> list[Block]:
@@ -134,19 +145,38 @@ def _said(turn: Turn, marks: list[CacheBreak]) -> list[Block]:
         start = chars
         if isinstance(cut, Image):
             blocks.append(_piece(cut))
+        elif isinstance(cut, Thought):
+            blocks.append(_thought(cut))
         # Else another mark is there already: the request's own, on its last block.
         elif blocks and "cache_control" not in blocks[-1]:
             blocks[-1] = _marked(blocks[-1], cut)
     return blocks + _text(turn.content[start:], start)
 
 
-def _cuts(turn: Turn, marks: list[CacheBreak]) -> list[tuple[int, Image | CacheBreak]]:
-    """Where the text is interrupted: a mark comes after as many images as it counts."""
-    placed: list[tuple[int, int, bool, Image | CacheBreak]] = [
+Cut = Image | Thought | CacheBreak
+
+
+def _cuts(turn: Turn, marks: list[CacheBreak]) -> list[tuple[int, Cut]]:
+    """Where the text is interrupted: a mark comes after as many images as it counts.
+
+    Thoughts are an assistant's and images are not. A mark at a thought is of the text before it.
+    """
+    placed: list[tuple[int, int, bool, Cut]] = [
         (image.at, number, False, image) for number, image in enumerate(turn.images, 1)
     ]
     placed += [(mark.chars, mark.images, True, mark) for mark in marks]
+    placed += [(each.at, 1, False, each) for each in _signed(turn) if not each.calls]
     return [(each[0], each[-1]) for each in sorted(placed, key=lambda each: each[:3])]
+
+
+def _signed(turn: Turn) -> list[Thought]:
+    return [each for each in turn.thoughts if each.signature or each.redacted]
+
+
+def _thought(thought: Thought) -> Block:
+    if thought.redacted:
+        return {"type": "redacted_thinking", "data": thought.redacted}
+    return {"type": "thinking", "thinking": thought.text, "signature": thought.signature}
 
 
 def _text(text: str, start: int) -> list[Block]:
@@ -228,5 +258,26 @@ def _structure(conversation: Conversation) -> dict[str, Any]:
         return {}
     if grammar.kind != "json_schema":
         raise unsupported(conversation, conversation.grammar_param)
-    format_ = {"type": "json_schema", "schema": schema_of(conversation)}
-    return {"output_config": {"format": format_}}
+    return {"format": {"type": "json_schema", "schema": schema_of(conversation)}}
+
+
+def _effort(conversation: Conversation) -> dict[str, Any]:
+    thinking = conversation.thinking
+    if thinking is None or thinking.effort is None:
+        return {}
+    return {"effort": _EFFORTS.get(thinking.effort, thinking.effort)}
+
+
+def _thinking(conversation: Conversation, max_tokens: int) -> dict[str, Any]:
+    thinking = conversation.thinking
+    if thinking is None or thinking.mode == "unsaid":
+        return {}
+    told: dict[str, Any] = {"type": _MODES.get(thinking.mode, thinking.mode)}
+    if thinking.mode == "budget":
+        if thinking.budget_tokens >= max_tokens:
+            why = f"an answer has at most {max_tokens} tokens here, thinking included"
+            raise unsupported(conversation, "thinking.budget_tokens", why)
+        told["budget_tokens"] = thinking.budget_tokens
+    if thinking.display is not None and thinking.mode != "off":
+        told["display"] = thinking.display
+    return {"thinking": told}

@@ -89,7 +89,8 @@ def _turn_tokens(turn: Turn) -> int:
     )
     text = max(text_tokens(turn.content), _wordless_tokens(turn.content))
     images = sum(_IMAGE_TOKENS[image.detail] for image in turn.images)
-    return TURN_TOKENS + text + images + calls
+    thoughts = sum(text_tokens(thought.text) for thought in turn.thoughts)
+    return TURN_TOKENS + text + images + thoughts + calls
 
 
 def _wordless_tokens(text: str) -> int:

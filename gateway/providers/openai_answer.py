@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.conversation import Delta, Finish, StreamEvent, TokenChance
+from gateway.conversation import Delta, Finish, StreamEvent, ThoughtDelta, TokenChance
 from gateway.providers.answer import Choice, UpstreamAnswer
 from gateway.providers.event_stream import ServerEvent
 from gateway.providers.faults import broken
@@ -43,6 +43,8 @@ class _Call(msgspec.Struct):
 class _Message(msgspec.Struct):
     content: str | None = None
     refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: Any = None  # vLLM's newer name for it; others have other things there
     tool_calls: list[_Call] | None = None
 
 
@@ -111,6 +113,9 @@ class OpenAIAnswer(UpstreamAnswer):
     def _choice(self, told: _Choice) -> Iterable[StreamEvent]:
         choice = self.choice(told.index)
         message = told.delta or told.message or _Message()
+        thought = message.reasoning_content or message.reasoning
+        if isinstance(thought, str) and thought:
+            yield from self.say(choice, ThoughtDelta(choice=choice.index, text=thought))
         # Its own refusal is said where an answer would be: none of our dialects' parts is lost.
         text = (message.content or "") + (message.refusal or "")
         chances = self._chances(told.logprobs)

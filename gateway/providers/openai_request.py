@@ -3,7 +3,8 @@
 Calls get new ids, counted through the conversation: the ids of our callers may be longer than
 others allow, and mean nothing outside of it. Nothing that names the caller's own user is sent.
 Marks of what is worth caching have no place here; such servers cache by themselves. Nor have
-images within results of calls: the interface's results are text.
+images within results of calls: the interface's results are text. What was thought goes only to
+servers that are known to take it (`extensions`), under both of its names, and without signatures.
 """
 
 from typing import Any
@@ -13,6 +14,7 @@ import msgspec
 from core.providers import ProviderSettings
 from gateway.conversation import Conversation, Turn
 from gateway.images import Image, pieces
+from gateway.openai.thinking import ALIAS, FIELD, NONE
 from gateway.providers.asked import (
     EXTENSIONS,
     asks,
@@ -24,6 +26,7 @@ from gateway.providers.asked import (
     unsupported,
 )
 from gateway.providers.call_ids import CallIds
+from gateway.thinking import effort_of
 from gateway.toolbox import Tool, Toolbox
 
 STOPS_MAX = 4  # the interface's own bound; vLLM has none
@@ -46,11 +49,15 @@ def chat_body(
     ids = CallIds("call")
     body: dict[str, Any] = {
         "model": model,
-        "messages": [_message(conversation, turn, ids) for turn in conversation.turns],
+        "messages": [
+            _message(conversation, turn, ids) | (_thoughts(turn) if settings.extensions else {})
+            for turn in conversation.turns
+        ],
         settings.output_limit: max_tokens,
         **_drawing(conversation),
         **_tools(conversation.toolbox),
         **_structure(conversation, settings),
+        **_thinking(conversation),
     }
     if settings.stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
@@ -93,6 +100,21 @@ def _image(image: Image) -> dict[str, Any]:
     if image.detail != "auto":
         told["detail"] = image.detail
     return {"type": "image_url", "image_url": told}
+
+
+def _thoughts(turn: Turn) -> dict[str, Any]:
+    text = "".join(thought.text for thought in turn.thoughts)
+    return {FIELD: text, ALIAS: text} if text else {}
+
+
+def _thinking(conversation: Conversation) -> dict[str, Any]:
+    thinking = conversation.thinking
+    if thinking is None:
+        return {}
+    if thinking.mode == "between_tools":
+        raise unsupported(conversation, "thinking", "this model has no thinking between tools")
+    effort = NONE if thinking.mode == "off" else effort_of(thinking)
+    return {} if effort is None else {"reasoning_effort": effort}
 
 
 def _drawing(conversation: Conversation) -> dict[str, Any]:

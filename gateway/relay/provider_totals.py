@@ -13,7 +13,7 @@ import msgspec
 from core.metering import AttemptTotals, RequestTimings, Witness
 from core.protocol import Usage
 from core.providers import Told, provider_replica
-from gateway.conversation import CallDelta, CallStart, Delta, StreamEvent
+from gateway.conversation import CallDelta, CallStart, Delta, StreamEvent, ThoughtDelta
 from gateway.providers.estimate import PART, text_weight
 from gateway.relay.delivery import Times
 
@@ -28,6 +28,7 @@ class ProviderTotals:
         self._provider = provider
         self._prompt_tokens = prompt_tokens
         self._weight = 0  # of text without log probabilities
+        self._thought_weight = 0  # within
         self._counted = 0  # tokens that came with theirs
         self.begun = False  # the provider has accepted it
         self.told: Usage | None = None
@@ -42,6 +43,9 @@ class ProviderTotals:
                 self._counted += len(chances)
             case Delta(text=text) | CallStart(name=text) | CallDelta(arguments=text):
                 self._weight += text_weight(text)
+            case ThoughtDelta(text=text):
+                self._weight += text_weight(text)
+                self._thought_weight += text_weight(text)
             case _:
                 pass
 
@@ -55,7 +59,11 @@ class ProviderTotals:
         """The best that is known."""
         told = self.told
         if told is None:
-            return Usage(prompt_tokens=self._prompt_tokens, output_tokens=self.output_tokens)
+            return Usage(
+                prompt_tokens=self._prompt_tokens,
+                output_tokens=self.output_tokens,
+                reasoning_tokens=-(-self._thought_weight // PART),
+            )
         if self.is_final:
             return told
         output = max(told.output_tokens, self.output_tokens)
@@ -78,7 +86,9 @@ class ProviderTotals:
             return ()
         known = self.told or Usage(prompt_tokens=self._prompt_tokens // 2)
         if not self.is_final:
-            known = msgspec.structs.replace(known, output_tokens=self.output_tokens // 2)
+            output = self.output_tokens // 2
+            reasoning = min(known.reasoning_tokens, output)
+            known = msgspec.structs.replace(known, output_tokens=output, reasoning_tokens=reasoning)
         return (
             Witness(
                 request_id=self._request_id,

@@ -10,7 +10,7 @@ import msgspec
 
 from core.errors import DIALECTS, Refusal
 from gateway.conversation import Answer, Conversation, Finish
-from gateway.items import Item
+from gateway.items import Ask, Item
 from gateway.openai.generation import SERVED_TIERS
 from gateway.responses.items import item_json
 from gateway.responses.output import output_of
@@ -36,17 +36,23 @@ def response_json(
         {
             **response_fields(conversation, response_id(request_id), created_ms // 1000),
             **ended(choice.finish, completed_s=ended_ms // 1000),
-            "output": output_of(choice, request_id).json(whole=whole),
+            "output": output_of(choice, request_id, ask_of(conversation)).json(whole=whole),
             "usage": from_usage(answer.usage, answer.bill),
             "store": kept,
         }
     )
 
 
-def answer_items(answer: Answer, request_id: str) -> tuple[Item, ...]:
-    """What is kept of an answer, to be continued from."""
+def answer_items(answer: Answer, conversation: Conversation, request_id: str) -> tuple[Item, ...]:
+    """What is kept of an answer, to be continued from: all that was thought, told or not."""
     (choice,) = answer.choices
-    return output_of(choice, request_id).said(whole=is_whole(choice.finish))
+    return output_of(choice, request_id, ask_of(conversation)).said(whole=is_whole(choice.finish))
+
+
+def ask_of(conversation: Conversation) -> Ask:
+    """Which every request for a response has."""
+    assert conversation.ask is not None
+    return conversation.ask
 
 
 def response_id(request_id: str) -> str:
@@ -56,8 +62,7 @@ def response_id(request_id: str) -> str:
 
 def response_fields(conversation: Conversation, name: str, created_s: int) -> dict[str, Any]:
     """All but how it went: what was asked, and how it is served."""
-    ask = conversation.ask
-    assert ask is not None
+    ask = ask_of(conversation)
     return {
         "id": name,
         "object": "response",
@@ -70,7 +75,6 @@ def response_fields(conversation: Conversation, name: str, created_s: int) -> di
         "max_tool_calls": None,
         "model": conversation.model,
         "output": [],
-        "reasoning": {"effort": None, "summary": None},
         "service_tier": SERVED_TIERS[conversation.service_class],
         "store": ask.keep,
         "usage": None,

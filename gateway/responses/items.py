@@ -1,7 +1,7 @@
 """Input items: read from a request, told back as the API writes them, and put into turns.
 
-Neighbouring messages and calls of the assistant are one turn, as one answer was. Items of tools
-that we do not run, reasoning and references are refused by name. Raises RefusedError alone.
+Neighbouring messages, thoughts and calls of the assistant are one turn, as one answer was. Items
+of tools that we do not run, and references, are refused by name. Raises RefusedError alone.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,9 +13,11 @@ from core.errors import Code, RefusedError, refuse
 from gateway.conversation import Role, Turn
 from gateway.fields import MESSAGES_MAX, PARTS_MAX, Fields, bad, missing
 from gateway.images import Image, image_at, written
-from gateway.items import CallItem, Item, ItemRole, MessageItem, ResultItem
+from gateway.items import CallItem, Item, ItemRole, MessageItem, ReasoningItem, ResultItem
 from gateway.openai.chat_request import read_detail
 from gateway.openai.generation import refuse_unknown
+from gateway.responses.reasoning import item_fields, read_item
+from gateway.thinking import Thought
 from gateway.toolbox import ToolCall, Unanswered, checked_id, checked_name, checked_object
 
 CALLS_MAX = 128  # of one answer
@@ -46,6 +48,8 @@ def turns_of(instructions: str | None, items: Sequence[Item]) -> tuple[Turn, ...
     unanswered = Unanswered()
     joins = False  # whether more of the assistant's belongs to the last turn
     for item in items:
+        if _is_silent(item):
+            continue
         said = _is_of_assistant(item)
         joins = joins and said
         if not joins and not isinstance(item, ResultItem):
@@ -60,9 +64,16 @@ def turns_of(instructions: str | None, items: Sequence[Item]) -> tuple[Turn, ...
     return tuple(turns)
 
 
-def item_json(item: Item) -> dict[str, Any]:
-    """As the API tells it."""
+def item_json(item: Item, *, shown: bool = True, sealed: bool = True) -> dict[str, Any]:
+    """As the API tells it. Of a thought only what is to be `shown`, or told `sealed`."""
     match item:
+        case ReasoningItem():
+            return {
+                "id": item.id,
+                "type": "reasoning",
+                "status": status_of(whole=item.whole),
+                **item_fields(item, shown=shown, sealed=sealed),
+            }
         case MessageItem():
             assistant = item.role == "assistant"
             kind = "output_text" if assistant else "input_text"
@@ -121,6 +132,8 @@ def _item(fields: Fields) -> Item:
     match kind:
         case "message":
             item = _message(fields)
+        case "reasoning":
+            item = read_item(fields, _id(fields), whole=_whole(fields))
         case "function_call":
             item = _call(fields)
         case "function_call_output":
@@ -219,9 +232,14 @@ def _whole(fields: Fields) -> bool:
 
 
 def _is_of_assistant(item: Item) -> bool:
-    return isinstance(item, CallItem) or (
+    return isinstance(item, CallItem | ReasoningItem) or (
         isinstance(item, MessageItem) and item.role == "assistant"
     )
+
+
+def _is_silent(item: Item) -> bool:
+    """Whether it is a thought that was not told: nothing of it is left to be taken back."""
+    return isinstance(item, ReasoningItem) and not (item.text or item.signature or item.redacted)
 
 
 def _turn(item: Item, unanswered: Unanswered) -> Turn:
@@ -230,6 +248,9 @@ def _turn(item: Item, unanswered: Unanswered) -> Turn:
             role = _ROLES[item.role][1]
             said = written(item.parts)
             return Turn(role=role, content=said.text, images=tuple(said.images))
+        case ReasoningItem():
+            thought = Thought(text=item.text, signature=item.signature, redacted=item.redacted)
+            return Turn(role="assistant", content="", thoughts=(thought,))
         case CallItem():
             arguments = _arguments("input", item.arguments)
             call = ToolCall(id=item.call_id, name=item.name, arguments=arguments)
@@ -251,7 +272,14 @@ def _joined(turn: Turn, more: Turn) -> Turn:
     if len(turn.calls) + len(more.calls) > CALLS_MAX:
         raise bad("input", f"an answer has over {CALLS_MAX} calls")
     texts = [text for text in (turn.content, more.content) if text]
-    return msgspec.structs.replace(turn, content="\n".join(texts), calls=turn.calls + more.calls)
+    at, calls = len(turn.content), len(turn.calls)
+    later = (msgspec.structs.replace(each, at=at, calls=calls) for each in more.thoughts)
+    return msgspec.structs.replace(
+        turn,
+        content="\n".join(texts),
+        calls=turn.calls + more.calls,
+        thoughts=(*turn.thoughts, *later),
+    )
 
 
 def _arguments(path: str, text: str) -> dict[str, Any]:

@@ -1,26 +1,31 @@
-"""An answer's items as they come: texts and calls, in the order in which they are told.
+"""An answer's items as they come: texts, thoughts and calls, in the order in which they are told.
 
 A message opens with its first text, so that an empty answer has no item; each call is an item of
-its own. Names are a function of the request, so that every telling has the same.
+its own, and so is each thought, which its signature ends. Names are a function of the request,
+so that every telling has the same.
 """
 
 from collections.abc import Iterable
 from typing import Any
 
-from gateway.conversation import AnswerChoice, CallStart, Delta, TokenChance
-from gateway.items import CallItem, Item, MessageItem
+import msgspec
+
+from gateway.conversation import AnswerChoice, CallStart, Delta, TokenChance, told_between
+from gateway.items import Ask, CallItem, Item, MessageItem, ReasoningItem
 from gateway.openai.answer import CALL_PREFIX
 from gateway.openai.logprobs import chat_logprobs
 from gateway.responses.items import item_json
+from gateway.thinking import Thought
 from gateway.tools.ids import call_id
 
 
 class OutputItem:
     """One item, of which there may be more to come."""
 
-    def __init__(self, item: Item, index: int) -> None:
+    def __init__(self, item: Item, index: int, ask: Ask) -> None:
         self.item = item
         self.index = index
+        self._ask = ask
         self.pieces: list[str] = []
         self.logprobs: list[dict[str, Any]] = []
 
@@ -31,8 +36,13 @@ class OutputItem:
 
     @property
     def text(self) -> str:
-        """Of a message, or the arguments of a call."""
+        """Of a message or a thought, or the arguments of a call."""
         return "".join(self.pieces)
+
+    def sign(self, signature: str) -> None:
+        """A thought has its signature."""
+        assert isinstance(self.item, ReasoningItem)
+        self.item = msgspec.structs.replace(self.item, signature=signature)
 
     def whole(self, *, whole: bool) -> Item:
         """The item when it is over."""
@@ -44,11 +54,16 @@ class OutputItem:
                 arguments=self.text,
                 whole=whole,
             )
+        if isinstance(self.item, ReasoningItem):
+            ended = whole or bool(self.item.signature or self.item.redacted)
+            return msgspec.structs.replace(self.item, text=self.text, whole=ended)
         return MessageItem(id=self.id, role="assistant", parts=(self.text,), whole=whole)
 
     def json(self, *, whole: bool) -> dict[str, Any]:
         """The same as the API tells it."""
-        told = item_json(self.whole(whole=whole))
+        ask = self._ask
+        item = self.whole(whole=whole)
+        told = item_json(item, shown=ask.shows_thoughts, sealed=ask.seals_thoughts)
         for part in told.get("content", ()):
             part["logprobs"] = self.logprobs
         return told
@@ -57,7 +72,8 @@ class OutputItem:
 class Output:
     """The items of one answer. At most the last is open."""
 
-    def __init__(self, request_id: str) -> None:
+    def __init__(self, request_id: str, ask: Ask) -> None:
+        self._ask = ask
         self._request_id = request_id
         self._core = request_id.removeprefix("req_")
         self.items: list[OutputItem] = []
@@ -67,6 +83,11 @@ class Output:
         number = len(self.items)
         item = MessageItem(id=f"msg_{self._core}_{number}", role="assistant", parts=())
         return self._add(item)
+
+    def thought(self, redacted: str = "") -> OutputItem:
+        """A thought begins, or comes whole and sealed."""
+        name = f"rs_{self._core}_{len(self.items)}"
+        return self._add(ReasoningItem(id=name, redacted=redacted))
 
     def call(self, event: CallStart) -> OutputItem:
         """A call begins."""
@@ -86,7 +107,7 @@ class Output:
         return [each.json(whole=whole or each is not self.items[-1]) for each in self.items]
 
     def _add(self, item: Item) -> OutputItem:
-        added = OutputItem(item, len(self.items))
+        added = OutputItem(item, len(self.items), self._ask)
         self.items.append(added)
         return added
 
@@ -97,16 +118,22 @@ def logprobs_json(chances: Iterable[TokenChance]) -> list[dict[str, Any]]:
     return content
 
 
-def output_of(choice: AnswerChoice, request_id: str) -> Output:
+def output_of(choice: AnswerChoice, request_id: str, ask: Ask) -> Output:
     """The items of an answer that is whole."""
-    output = Output(request_id)
-    start = 0
+    output = Output(request_id, ask)
+    start = calls = 0
     chances = choice.chances or ()
-    for number, call in enumerate(choice.calls):
-        _say(output, Delta(choice=0, text=choice.text[start : call.at]))
-        start = call.at
-        item = output.call(CallStart(choice=0, call=number, name=call.name))
-        item.pieces.append(call.arguments)
+    for told in told_between(choice):
+        _say(output, Delta(choice=0, text=choice.text[start : told.at]))
+        start = told.at
+        if isinstance(told, Thought):
+            item = output.thought(told.redacted)
+            item.pieces.append(told.text)
+            item.sign(told.signature)
+        else:
+            item = output.call(CallStart(choice=0, call=calls, name=told.name))
+            item.pieces.append(told.arguments)
+            calls += 1
     _say(output, Delta(choice=0, text=choice.text[start:], chances=chances))
     return output
 

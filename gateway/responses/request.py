@@ -30,6 +30,7 @@ from gateway.openai.generation import (
     refuse_unknown,
 )
 from gateway.responses.items import read_items, turns_of
+from gateway.responses.reasoning import INCLUDE, read_reasoning
 from gateway.responses.structure import read_text
 from gateway.responses.tools import read_toolbox
 from gateway.tools.structured import structure_of
@@ -38,8 +39,7 @@ OUTPUT_TOKENS_MIN = 1
 TOP_LOGPROBS_MAX = 20
 ID_CHARS_MAX = 256
 LOGPROBS = "message.output_text.logprobs"
-# What an answer may be asked to hold besides. No answer here has any reasoning to be sealed.
-INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")
+INCLUDABLE = (LOGPROBS, INCLUDE)  # what an answer may be asked to hold besides
 
 # Parameters we do not support, and the values of each that change nothing.
 NEUTRAL: dict[str, tuple[object, ...]] = {
@@ -70,7 +70,7 @@ def parse_input_tokens(body: bytes) -> Conversation:
     fields = read_object(body, index=INDEX)
     fields.neutral("personality")
     fields.neutral("conversation")
-    _reasoning(fields)
+    thinking, _ = read_reasoning(fields)
     toolbox, tool_choice, tools = read_toolbox(fields)
     read_text(fields)
     shorten = fields.choice("truncation", "auto", "disabled") == "auto"
@@ -79,6 +79,7 @@ def parse_input_tokens(body: bytes) -> Conversation:
         kind="chat",
         model=fields.required_text("model", chars_max=MODEL_CHARS_MAX),
         toolbox=toolbox,
+        thinking=thinking,
         ask=Ask(
             items=read_items(fields),
             instructions=fields.text("instructions"),
@@ -103,7 +104,7 @@ def continued(conversation: Conversation, before: Sequence[Item]) -> Conversatio
 def _conversation(fields: Fields) -> Conversation:
     for name, accepted in NEUTRAL.items():
         fields.neutral(name, accepted)
-    _reasoning(fields)
+    thinking, reasoning = read_reasoning(fields)
     fields.integer("max_tool_calls", 1)  # of tools that the API's own servers run: there are none
     toolbox, tool_choice, tools = read_toolbox(fields)
     asked, text = read_text(fields)
@@ -112,12 +113,14 @@ def _conversation(fields: Fields) -> Conversation:
     instructions, previous_id = fields.text("instructions"), _previous(fields)
     keep = fields.boolean("store") is not False
     shorten = fields.choice("truncation", "auto", "disabled") == "auto"
-    logprobs = _logprobs(fields, tools=toolbox is not None and toolbox.mode != "none")
+    included = _included(fields)
+    logprobs = _logprobs(fields, included, tools=toolbox is not None and toolbox.mode != "none")
     conversation = Conversation(
         dialect=DIALECT,
         kind="chat",
         model=fields.required_text("model", chars_max=MODEL_CHARS_MAX),
         toolbox=toolbox,
+        thinking=thinking,
         grammar=structure.grammar if structure else None,
         grammar_param=structure.param if structure else "",
         max_tokens=fields.integer("max_output_tokens", OUTPUT_TOKENS_MIN),
@@ -138,6 +141,7 @@ def _conversation(fields: Fields) -> Conversation:
         "parallel_tool_calls": toolbox is None or toolbox.parallel,
         "previous_response_id": previous_id,
         "prompt_cache_key": conversation.cache_key,
+        "reasoning": reasoning,
         "safety_identifier": fields.text("safety_identifier", chars_max=SHORT_TEXT_CHARS_MAX),
         "temperature": conversation.temperature,
         "text": text,
@@ -155,6 +159,8 @@ def _conversation(fields: Fields) -> Conversation:
         keep=keep,
         shorten=shorten,
         shown=shown,
+        shows_thoughts=thinking is not None and thinking.display == "summarized",
+        seals_thoughts=INCLUDE in included,
     )
     return msgspec.structs.replace(
         conversation, ask=ask, metadata=tuple(metadata.items()), tier_asked=True
@@ -165,23 +171,16 @@ def _previous(fields: Fields) -> str | None:
     return fields.text("previous_response_id", chars_max=ID_CHARS_MAX)
 
 
-def _reasoning(fields: Fields) -> None:
-    """How much a model is to think: nothing that a model served here can be told."""
-    reasoning = fields.nested("reasoning")
-    if reasoning is None:
-        return
-    reasoning.neutral("effort", ("none",))
-    for name in ("summary", "generate_summary", "context", "mode"):
-        reasoning.neutral(name)
-    refuse_unknown(reasoning)
-
-
-def _logprobs(fields: Fields, *, tools: bool) -> int | None:
+def _included(fields: Fields) -> tuple[str, ...]:
     included = fields.strings("include", count_max=len(INCLUDABLE) * 2, chars_max=64)
     for i, name in enumerate(included):
         if name not in INCLUDABLE:
             path = f"include[{i}]"
             raise refuse(Code.UNSUPPORTED, f"{path}: '{name}' is not served here", param=path)
+    return included
+
+
+def _logprobs(fields: Fields, included: tuple[str, ...], *, tools: bool) -> int | None:
     top = fields.integer("top_logprobs", 0, TOP_LOGPROBS_MAX)
     if LOGPROBS not in included:
         if top:

@@ -5,6 +5,8 @@
           content_part.done, output_item.done              a message
           output_item.added function_call_arguments.delta* function_call_arguments.done
           output_item.done                                 a call
+          output_item.added, [summary_part.added summary_text.delta+ summary_text.done
+          summary_part.done], output_item.done             a thought
     … error response.failed: nothing follows it
 
 `sequence_number` counts every event from 0. The last event holds the whole response, so that a
@@ -23,10 +25,12 @@ from gateway.conversation import (
     Done,
     Opened,
     StreamWriter,
+    ThoughtDelta,
     TokenChance,
 )
-from gateway.items import CallItem
+from gateway.items import CallItem, MessageItem, ReasoningItem
 from gateway.responses.answer import (
+    ask_of,
     ended,
     error_of,
     failed,
@@ -35,10 +39,12 @@ from gateway.responses.answer import (
     response_id,
 )
 from gateway.responses.output import Output, OutputItem, logprobs_json
+from gateway.responses.reasoning import summary_of
 from gateway.responses.usage import from_usage
 from gateway.sse import KEEP_ALIVE, json_line, named_frame
 
 _DELTA = b"response.output_text.delta"
+_SUMMARY = b"response.reasoning_summary_text.delta"
 _ARGUMENTS = b"response.function_call_arguments.delta"
 
 
@@ -53,7 +59,9 @@ class ResponsesStream(StreamWriter):
         self._request_id = request_id
         name = response_id(request_id)
         self._fields = response_fields(conversation, name, created_ms // 1000)
-        self._output = Output(request_id)
+        ask = ask_of(conversation)
+        self._output = Output(request_id, ask)
+        self._shows = ask.shows_thoughts
         self._open: OutputItem | None = None
         self._head = b""  # of the deltas of the item that is open
         self._chances: list[TokenChance] = []  # of text that is still to come
@@ -78,9 +86,26 @@ class ResponsesStream(StreamWriter):
         if not event.text:
             return b""
         opening = b""
-        if self._open is None or isinstance(self._open.item, CallItem):
+        if not self._is_message():
             opening = self._close(whole=True) + self._begin_message()
         return opening + self._more_text(event.text)
+
+    def thought(self, event: ThoughtDelta) -> bytes:
+        """More of a thought, which begins with it; its signature ends it."""
+        assert self._opened
+        assert self._end is None
+        if not (event.text or event.signature or event.redacted):
+            return b""
+        opening = b""
+        if event.redacted or self._open is None or not self._is(ReasoningItem):
+            opening = self._close(whole=True) + self._begin_thought(event.redacted)
+        item = self._open
+        assert item is not None
+        if event.text:
+            opening += self._more_thought(item, event.text)
+        if event.signature:
+            item.sign(event.signature)
+        return opening + (self._close(whole=True) if event.signature or event.redacted else b"")
 
     def call(self, event: CallStart) -> bytes:
         """A call begins."""
@@ -143,12 +168,33 @@ class ResponsesStream(StreamWriter):
     # Items.
 
     def _is_message(self) -> bool:
-        return self._open is not None and not isinstance(self._open.item, CallItem)
+        return self._is(MessageItem)
+
+    def _is(self, kind: type) -> bool:
+        return self._open is not None and isinstance(self._open.item, kind)
 
     def _begin(self, item: OutputItem, delta: bytes) -> None:
         self._open = item
         name = json_line(item.id)
         self._head = b'{"type":"%b","item_id":%b,"output_index":%d' % (delta, name, item.index)
+
+    def _begin_thought(self, redacted: str) -> bytes:
+        item = self._output.thought(redacted)
+        self._begin(item, _SUMMARY)
+        told = {**item.json(whole=True), "status": "in_progress"}
+        told.pop("encrypted_content", None)  # it is not known before its end
+        return self._event("response.output_item.added", {"output_index": item.index, "item": told})
+
+    def _more_thought(self, item: OutputItem, text: str) -> bytes:
+        first = not item.pieces
+        item.pieces.append(text)
+        if not self._shows:
+            return b""
+        opening = b""
+        if first:
+            part = {**self._summary_place(item), "part": {"type": "summary_text", "text": ""}}
+            opening = self._event("response.reasoning_summary_part.added", part)
+        return opening + self._delta(_SUMMARY, b',"summary_index":0', text)
 
     def _begin_message(self) -> bytes:
         item = self._output.message()
@@ -183,6 +229,8 @@ class ResponsesStream(StreamWriter):
         if isinstance(item.item, CallItem):
             over = {"item_id": item.id, "output_index": item.index, "arguments": item.text}
             frames = self._event("response.function_call_arguments.done", over)
+        elif isinstance(item.item, ReasoningItem):
+            frames = self._end_summary(item)
         else:
             (part,) = told["content"]
             text = {**self._place(item), "text": item.text, "logprobs": item.logprobs}
@@ -191,6 +239,17 @@ class ResponsesStream(StreamWriter):
         return frames + self._event(
             "response.output_item.done", {"output_index": item.index, "item": told}
         )
+
+    def _end_summary(self, item: OutputItem) -> bytes:
+        if not (self._shows and item.text):
+            return b""
+        place, (part,) = self._summary_place(item), summary_of(item.text)
+        frames = self._event("response.reasoning_summary_text.done", {**place, "text": item.text})
+        return frames + self._event("response.reasoning_summary_part.done", {**place, "part": part})
+
+    @staticmethod
+    def _summary_place(item: OutputItem) -> dict[str, Any]:
+        return {"item_id": item.id, "output_index": item.index, "summary_index": 0}
 
     @staticmethod
     def _place(item: OutputItem) -> dict[str, Any]:

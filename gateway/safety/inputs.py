@@ -15,6 +15,7 @@ from core.safety.policy import Rule
 from core.safety.rulebook import Rulebook
 from gateway.conversation import CacheBreak, Conversation, Turn
 from gateway.safety.sieve import Hit, Piece, Sieve
+from gateway.thinking import Thought
 from gateway.toolbox import Tool, Toolbox, ToolCall
 
 AT_ONCE_CHARS = 1_024
@@ -115,9 +116,25 @@ class InputScreen:
                 msgspec.structs.replace(image, at=masked.moved(image.at)) for image in turn.images
             )
             turns.append(
-                msgspec.structs.replace(turn, content=masked.text, images=images, calls=calls)
+                msgspec.structs.replace(
+                    turn,
+                    content=masked.text,
+                    images=images,
+                    calls=calls,
+                    thoughts=await self._thoughts(turn, masked),
+                )
             )
         return tuple(turns), tuple(breaks)
+
+    async def _thoughts(self, turn: Turn, masked: Masked) -> tuple[Thought, ...]:
+        """Those in which there is nothing to mask: nobody takes back a thought that was changed."""
+        return tuple(
+            [
+                msgspec.structs.replace(thought, at=masked.moved(thought.at))
+                for thought in turn.thoughts
+                if await self.text(thought.text) == thought.text
+            ]
+        )
 
     async def _call(self, call: ToolCall) -> ToolCall:
         return msgspec.structs.replace(call, arguments=await self._within(call.arguments))

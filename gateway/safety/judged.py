@@ -11,7 +11,14 @@ from collections.abc import Awaitable, Callable
 
 from core.safety.policy import Judge
 from core.safety.rulebook import Rulebook
-from gateway.conversation import CallDelta, ChoiceEnd, Delta, Opened, StreamEvent
+from gateway.conversation import (
+    CallDelta,
+    ChoiceEnd,
+    Delta,
+    Opened,
+    StreamEvent,
+    ThoughtDelta,
+)
 from gateway.safety.output import OutputScreen, Tell
 from gateway.safety.sieve import Hit
 
@@ -82,8 +89,8 @@ class JudgedScreen:
         return [each for each in held if not self._is_of_ended(each)] + ended
 
     def _read(self, event: StreamEvent) -> None:
-        if isinstance(event, Delta | CallDelta):
-            text = event.text if isinstance(event, Delta) else event.arguments
+        if isinstance(event, Delta | ThoughtDelta | CallDelta):
+            text = event.arguments if isinstance(event, CallDelta) else event.text
             self._texts[event.choice] = (self._texts[event.choice] + text)[-JUDGED_CHARS_MAX:]
             self._held_chars += len(text)
             self._new.add(event.choice)

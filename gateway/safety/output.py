@@ -1,23 +1,32 @@
 """An answer's events as its caller may have them: held, masked, or ended early.
 
-Each choice's prose is one text, and each call's arguments are another. A call ends what prose
-before it could still have become part of; so the order of events stays as it was.
+Each choice's prose is one text, each thought is another, and so are each call's arguments. A
+thought or a call ends what prose before it could still have become part of; so the order of
+events stays as it was. A thought that was changed loses its signature, and with it its use.
 """
 
 from collections.abc import Callable
 
 from core.safety.rulebook import Rulebook
-from gateway.conversation import CallDelta, CallStart, ChoiceEnd, Delta, StreamEvent
+from gateway.conversation import (
+    CallDelta,
+    CallStart,
+    ChoiceEnd,
+    Delta,
+    StreamEvent,
+    ThoughtDelta,
+)
 from gateway.safety.screen import JSONScreen, Screen
 from gateway.safety.sieve import Hit
 
-ChoiceEvent = Delta | CallStart | CallDelta | ChoiceEnd
+ChoiceEvent = Delta | ThoughtDelta | CallStart | CallDelta | ChoiceEnd
 Tell = Callable[[int, Hit], None]  # the choice, and what was found in it
 
 
 class _Choice:
     def __init__(self, prose: Screen) -> None:
         self.prose = prose
+        self.thought: Screen | None = None
         self.call: JSONScreen | None = None
         self.calls = 0
         self.ended = False
@@ -70,6 +79,11 @@ class OutputScreen:
         told = self._close_call(choice, number)
         if choice.call is not None:
             return told  # it was cut at its end
+        if isinstance(event, ThoughtDelta):
+            return told + self._think(choice, event)
+        told += self._close_thought(choice, number)
+        if choice.thought is not None:
+            return told
         if isinstance(event, Delta):
             return told + _delta(number, choice.prose.feed(event.text))
         told += _delta(number, choice.prose.feed("", final=True))
@@ -79,6 +93,35 @@ class OutputScreen:
         else:
             choice.ended = True
         return [*told, event]
+
+    def _think(self, choice: _Choice, event: ThoughtDelta) -> list[StreamEvent]:
+        number = event.choice
+        if event.redacted:  # which nobody here can read
+            told = self._close_thought(choice, number)
+            return told if choice.thought is not None else [*told, event]
+        told = []
+        if choice.thought is None:
+            told += _delta(number, choice.prose.feed("", final=True))
+            if choice.prose.cut is not None:
+                return told
+            choice.thought = Screen(self._book, self._book.output)
+        screen = choice.thought
+        text = screen.feed(event.text, final=bool(event.signature))
+        if event.signature and screen.cut is None:
+            self._note(number, screen)
+            choice.thought = None
+        signature = "" if screen.masked or screen.cut is not None else event.signature
+        return told + _thought(number, text, signature)
+
+    def _close_thought(self, choice: _Choice, number: int) -> list[StreamEvent]:
+        screen = choice.thought
+        if screen is None:
+            return []
+        told = _thought(number, screen.feed("", final=True))
+        self._note(number, screen)
+        if screen.cut is None:
+            choice.thought = None
+        return told
 
     def _close_call(self, choice: _Choice, number: int) -> list[StreamEvent]:
         call = choice.call
@@ -94,9 +137,10 @@ class OutputScreen:
         """The rule that has ended the choice."""
         self._note(number, choice.prose)
         cut = choice.prose.cut
-        if choice.call is not None:
-            self._note(number, choice.call)
-            cut = choice.call.cut if cut is None else cut
+        for screen in (choice.thought, choice.call):
+            if screen is not None:
+                self._note(number, screen)
+                cut = screen.cut if cut is None else cut
         return cut
 
     def _note(self, number: int, screen: Screen) -> None:
@@ -116,6 +160,12 @@ class OutputScreen:
 
 def _delta(choice: int, text: str) -> list[StreamEvent]:
     return [Delta(choice=choice, text=text)] if text else []
+
+
+def _thought(choice: int, text: str, signature: str = "") -> list[StreamEvent]:
+    if not (text or signature):
+        return []
+    return [ThoughtDelta(choice=choice, text=text, signature=signature)]
 
 
 def _arguments(choice: int, call: int, text: str) -> list[StreamEvent]:

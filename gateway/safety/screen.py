@@ -24,6 +24,7 @@ class Screen:
         self._logging = Sieve(book.rules, searches.logging)
         self._logs = bool(searches.logging)
         self._masking = False  # the last character passed was masked
+        self.masked = False  # some was
 
     @property
     def cut(self) -> int | None:
@@ -48,6 +49,7 @@ class Screen:
             if piece.rule is None:
                 yield piece.text
             elif not self._masking:
+                self.masked = True
                 yield self._book.rules[piece.rule].replacement
             self._masking = piece.rule is not None
 

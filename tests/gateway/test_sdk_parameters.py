@@ -26,7 +26,8 @@ NOT_SERVED: Any = [
 NOT_SERVED_THERE: Any = [
     ("container", "c"),
     ("mcp_servers", [{"type": "url", "name": "x", "url": "https://x"}]),
-    ("thinking", {"type": "enabled", "budget_tokens": 1024}),
+    ("thinking", {"type": "adaptive"}),
+    ("output_config", {"effort": "low"}),
     ("speed", "fast"),
 ]
 

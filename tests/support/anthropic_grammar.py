@@ -1,6 +1,7 @@
 """A strict state machine of Anthropic's event stream, over recorded bytes.
 
     message_start (content_block_start content_block_delta+ content_block_stop)*
+        where a block that is sealed has no delta, and nothing follows a signature
         message_delta message_stop
     `ping` anywhere after message_start; `error` at any point before message_stop, then nothing
 
@@ -55,6 +56,7 @@ class Summary:
     done: bool = False
     blocks: int = 0
     calls: list[dict[str, str]] = field(default_factory=list)  # id, name and input of each
+    thoughts: list[dict[str, str]] = field(default_factory=list)  # thinking and signature
     pings: int = 0
     comments: int = 0
 
@@ -133,9 +135,16 @@ class _Machine:
             expect(bool(block["name"]), "a call without a name")
             expect(block["input"] == {}, f"a call begins with input {block['input']!r}")
             self.summary.calls.append({"id": block["id"], "name": block["name"], "input": ""})
+        elif self.kind == "thinking":
+            empty = {"type": "thinking", "thinking": "", "signature": ""}
+            expect(block == empty, f"the block begins as {block!r}")
+            self.summary.thoughts.append({"thinking": "", "signature": ""})
+        elif self.kind == "redacted_thinking":
+            expect_keys(block, {"type", "data"}, "a redacted_thinking block")
+            expect(bool(block["data"]), "a sealed thought without data")
         else:
             expect(block == {"type": "text", "text": ""}, f"the block begins as {block!r}")
-        self.state = "block"
+        self.state = "delta" if self.kind == "redacted_thinking" else "block"
 
     def block_delta(self, value: dict[str, Any]) -> None:
         expect(self.state in ("block", "delta"), f"content_block_delta in state {self.state}")
@@ -146,8 +155,17 @@ class _Machine:
             expect_keys(delta, {"type", "partial_json"}, "delta")
             expect(delta["type"] == "input_json_delta", f"a {delta['type']} in a call")
             self.summary.calls[-1]["input"] += delta["partial_json"]
+        elif self.kind == "thinking":
+            name = delta["type"].removesuffix("_delta")
+            expect(name in {"thinking", "signature"}, f"a {delta['type']} in a thinking block")
+            expect_keys(delta, {"type", name}, "delta")
+            thought = self.summary.thoughts[-1]
+            expect(not thought["signature"], "a thought goes on after its signature")
+            expect(bool(delta[name]), f"a {delta['type']} that says nothing")
+            thought[name] += delta[name]
         else:
             expect_keys(delta, {"type", "text"}, "delta")
+            expect(self.kind == "text", f"a delta in a block of {self.kind}")
             expect(delta["type"] == "text_delta", f"a {delta['type']} in a text block")
             expect(isinstance(delta["text"], str) and bool(delta["text"]), f"text: {delta!r}")
             self.summary.text += delta["text"]

@@ -23,11 +23,12 @@ from gateway.conversation import (
     Opened,
     StreamEvent,
     StreamWriter,
+    ThoughtDelta,
     TokenChance,
     Turn,
 )
 
-Told = Delta | CallStart | CallDelta | ChoiceEnd
+Told = Delta | ThoughtDelta | CallStart | CallDelta | ChoiceEnd
 
 REQUEST_ID = "req_local_0123456789abcdef01234567"
 CREATED_MS = 1_790_000_000_123
@@ -91,13 +92,17 @@ def finished_events(
     logprobs: bool = False,
     finishes: tuple[Finish, ...] = ("stop", "length", "filtered"),
     tools: bool = False,
+    thoughts: bool = False,
 ) -> list[Told]:
-    """Deltas, calls and ends of `n` choices in any legal order."""
+    """Deltas, thoughts, calls and ends of `n` choices in any legal order."""
     events: list[Told] = []
     live = list(range(n))
     calls = [0] * n
     for _ in range(draw(st.integers(0, 12))):
         choice = draw(st.sampled_from(live))
+        if thoughts and draw(st.booleans()):
+            events += draw(_a_thought(choice))
+            continue
         if tools and draw(st.booleans()):
             events += draw(_a_call(choice, calls[choice]))
             calls[choice] += 1
@@ -109,6 +114,19 @@ def finished_events(
             live.remove(choice)
     events += [_end(draw, choice, finishes) for choice in live]
     return events
+
+
+@st.composite
+def _a_thought(draw: st.DrawFn, choice: int) -> list[Told]:
+    """In pieces, signed or not; or sealed."""
+    if draw(st.integers(0, 3)) == 0:
+        return [ThoughtDelta(choice=choice, redacted="c2VhbGVk")]
+    pieces: list[Told] = [
+        ThoughtDelta(choice=choice, text=text) for text in draw(st.lists(texts, max_size=3))
+    ]
+    if draw(st.booleans()):
+        pieces.append(ThoughtDelta(choice=choice, signature="c2lnbmVk"))
+    return pieces
 
 
 @st.composite
@@ -164,6 +182,11 @@ def gathered(conversation: Conversation, events: Iterable[Told], usage: Usage) -
 def written(writer: StreamWriter, events: Iterable[StreamEvent], *, pings: bool = False) -> bytes:
     """Everything the writer says, with a keep-alive before each event if wanted."""
     return b"".join((writer.keep_alive() if pings else b"") + writer.write(e) for e in events)
+
+
+def thought(events: Iterable[StreamEvent], choice: int) -> str:
+    """What one choice was made to think."""
+    return "".join(e.text for e in events if isinstance(e, ThoughtDelta) and e.choice == choice)
 
 
 def called(events: Iterable[StreamEvent], choice: int) -> list[tuple[str, str]]:

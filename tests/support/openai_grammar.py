@@ -32,6 +32,7 @@ class Summary:
     finishes: list[str | None]
     logprobs: list[list[dict[str, Any]]]
     calls: list[list[dict[str, str]]]  # id, name and arguments of each
+    thoughts: list[str]
     id: str | None = None
     model: str | None = None
     usage: dict[str, Any] | None = None
@@ -71,6 +72,7 @@ class _Machine(ABC):
             finishes=[None] * self.n,
             logprobs=[[] for _ in range(self.n)],
             calls=[[] for _ in range(self.n)],
+            thoughts=[""] * self.n,
         )
 
     def run(self, raw: bytes, *, cut: bool) -> Summary:
@@ -205,6 +207,11 @@ class _Chat(_Machine):
         elif "tool_calls" in delta:
             expect(choice["logprobs"] is None, "a call has logprobs")
             self.call(index, delta)
+        elif "reasoning_content" in delta:
+            expect_keys(delta, {"reasoning_content"}, "delta")
+            expect(choice["logprobs"] is None, "a thought has logprobs")
+            expect(bool(delta["reasoning_content"]), "a chunk that says nothing")
+            self.summary.thoughts[index] += delta["reasoning_content"]
         else:
             self.content(index, delta, choice["logprobs"])
 

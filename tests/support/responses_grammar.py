@@ -4,6 +4,8 @@
     item: output_item.added, content_part.added text.delta+ text.done content_part.done,
               output_item.done
           output_item.added arguments.delta* arguments.done output_item.done
+          output_item.added, [summary_part.added summary_text.delta+ summary_text.done
+              summary_part.done], output_item.done
     or at any point   [created] error failed      and then nothing
 
 Written from the interface's description, not from our writer. A check returns what a client
@@ -98,6 +100,9 @@ class _Machine:
         if item["type"] == "message":
             expect(item["content"] == [], "a message begins with content")
             expect(item["role"] == "assistant", f"role is {item['role']!r}")
+        elif item["type"] == "reasoning":
+            expect_keys(item, {"id", "type", "status", "summary"}, "a thought")
+            expect(item["summary"] == [], "a thought begins with a summary")
         else:
             expect(item["type"] == "function_call", f"an item is {item['type']!r}")
             expect(item["arguments"] == "", "a call begins with arguments")
@@ -134,6 +139,32 @@ class _Machine:
         self.part = None
         self.over.add("part")
 
+    def on_response_reasoning_summary_part_added(self, value: dict[str, Any]) -> None:
+        self.in_summary(value)
+        expect(self.part is None, "a part inside another")
+        expect(not self.over, "a second part")
+        expect(value["part"] == {"type": "summary_text", "text": ""}, "a part begins with text")
+        self.part = ""
+
+    def on_response_reasoning_summary_text_delta(self, value: dict[str, Any]) -> None:
+        self.in_summary(value)
+        expect(self.part is not None, "text outside a part")
+        expect("text" not in self.over, "text after its end")
+        expect(bool(value["delta"]), "a delta that says nothing")
+        self.text += value["delta"]
+
+    def on_response_reasoning_summary_text_done(self, value: dict[str, Any]) -> None:
+        self.in_summary(value)
+        expect(value["text"] == self.text, "the text is not what its deltas said")
+        self.over.add("text")
+
+    def on_response_reasoning_summary_part_done(self, value: dict[str, Any]) -> None:
+        self.in_summary(value)
+        expect("text" in self.over, "a part ends before its text")
+        expect(value["part"]["text"] == self.text, "the part is not what its deltas said")
+        self.part = None
+        self.over.add("part")
+
     def on_response_function_call_arguments_delta(self, value: dict[str, Any]) -> None:
         self.in_item(value, "function_call")
         expect(not self.over, "arguments after their end")
@@ -152,6 +183,10 @@ class _Machine:
         if item["type"] == "message":
             expect("part" in self.over, "a message ends before its part")
             expect([p["text"] for p in item["content"]] == [self.text], "a message's text is off")
+        elif item["type"] == "reasoning":
+            expect(self.part is None, "a thought ends inside its summary")
+            told = "".join(part["text"] for part in item["summary"])
+            expect(told == self.text, "a summary is not what its deltas said")
         else:
             expect("arguments" in self.over, "a call ends before its arguments")
             expect(item["arguments"] == self.text, "a call's arguments are off")
@@ -203,6 +238,10 @@ class _Machine:
         expect(response["id"] == self.summary.id, "the id changed")
         expect(response["object"] == "response", f"object is {response['object']!r}")
         expect(response["status"] == status, f"status is {response['status']!r}, not {status!r}")
+
+    def in_summary(self, value: dict[str, Any]) -> None:
+        self.in_item(value, "reasoning")
+        expect(value["summary_index"] == 0, "summary_index is off")
 
     def in_item(self, value: dict[str, Any], kind: str) -> None:
         expect(self.item is not None, f"{value['type']} outside an item")

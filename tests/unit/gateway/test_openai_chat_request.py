@@ -188,7 +188,6 @@ UNSUPPORTED = {
     "prediction": {"type": "content"},
     "prompt_cache_options": {"mode": "explicit"},
     "prompt_cache_retention": "24h",
-    "reasoning_effort": "high",
     "store": True,
     "verbosity": "low",
     "web_search_options": {},

@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from core.errors import Code
 from core.protocol import Usage
-from gateway.conversation import CallDelta, CallStart, ChoiceEnd, Delta, Opened, StreamEvent
+from gateway.conversation import (
+    CallDelta,
+    CallStart,
+    ChoiceEnd,
+    Delta,
+    Opened,
+    StreamEvent,
+    ThoughtDelta,
+)
 from gateway.providers.answer import UpstreamAnswer
 from gateway.providers.anthropic_answer import AnthropicAnswer
 from gateway.providers.event_stream import ServerEvent
@@ -394,7 +402,7 @@ def claude(*events: dict[str, Any]) -> tuple[UpstreamAnswer, list[StreamEvent]]:
     return answer, told
 
 
-def test_thinking_is_counted_and_not_shown() -> None:
+def test_thinking_is_told_with_its_signature() -> None:
     answer, events = claude(
         START,
         block("thinking", thinking=""),
@@ -403,15 +411,20 @@ def test_thinking_is_counted_and_not_shown() -> None:
         close(),
         {"type": "ping"},
         {"type": "from_next_year"},
-        block("text", 1, text="a"),
-        more_of("text_delta", 1, text="b"),
-        more_of("citations_delta", 1),
+        block("redacted_thinking", 1, data="zz"),
         close(1),
+        block("text", 2, text="a"),
+        more_of("text_delta", 2, text="b"),
+        more_of("citations_delta", 2),
+        close(2),
         end("end_turn"),
         STOP,
     )
     assert events == [
         Opened(prompt_tokens=9),
+        ThoughtDelta(choice=0, text="hm"),
+        ThoughtDelta(choice=0, signature="x"),
+        ThoughtDelta(choice=0, redacted="zz"),
         Delta(choice=0, text="a"),
         Delta(choice=0, text="b"),
         ChoiceEnd(choice=0, finish="stop"),

@@ -19,6 +19,7 @@ from gateway.conversation import (
     Opened,
     PromptToken,
     StreamEvent,
+    ThoughtDelta,
     TokenChance,
 )
 from gateway.replay import Keeping, Recorder, read_answer
@@ -61,6 +62,24 @@ def test_an_answer_is_told_again_with_its_runs_joined() -> None:
         (CallDelta(choice=0, call=0, arguments="{}"), 2),
         *((event, 1) for event in TOLD[7:]),
     )
+
+
+def test_thoughts_are_joined_up_to_what_ends_them() -> None:
+    def think(text: str = "", **more: str) -> ThoughtDelta:
+        return ThoughtDelta(choice=0, text=text, **more)
+
+    events: list[StreamEvent] = [
+        *(think("a"), think("b"), think(signature="s")),
+        *(think("c"), think(redacted="r"), think("d")),
+        *(ThoughtDelta(choice=1, text="e"), Delta(choice=1, text="f"), DONE),
+    ]
+    answer = read_answer(recorded(events).answer(7) or b"")
+    assert answer is not None
+    assert [event for event, _ in answer.events] == [
+        *(think("ab", signature="s"), think("c"), think(redacted="r"), think("d")),
+        *(ThoughtDelta(choice=1, text="e"), Delta(choice=1, text="f"), DONE),
+    ]
+    assert recorded(events, bytes_max=100).answer(7) == b""
 
 
 pieces = st.lists(st.tuples(st.integers(0, 2), st.text(max_size=4), st.booleans()), max_size=12)

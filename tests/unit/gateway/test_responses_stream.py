@@ -158,7 +158,7 @@ def test_what_was_cut_short_is_incomplete_and_so_is_its_last_item(finish: Any, r
     assert told.status == "incomplete"
     assert told.response["incomplete_details"] == {"reason": reason}
     assert [item["status"] for item in told.output] == ["completed", "incomplete"]
-    first, last = answer_items(gathered(a_request(), events, USAGE), REQUEST_ID)
+    first, last = answer_items(gathered(a_request(), events, USAGE), a_request(), REQUEST_ID)
     assert isinstance(first, CallItem)
     assert isinstance(last, MessageItem)
     assert (first.whole, last.whole) == (True, False)

@@ -7,7 +7,7 @@ import pytest
 from core.errors import RefusedError
 from core.protocol import Grammar
 from gateway.anthropic import parse_count_tokens, parse_messages
-from gateway.anthropic.structure import read_structure as read_anthropic
+from gateway.anthropic.structure import read_output
 from gateway.fields import Fields
 from gateway.openai import parse_chat, parse_completion
 from gateway.openai.structure import read_structure as read_openai
@@ -18,7 +18,7 @@ from gateway.tools.structured import structure_of
 SCHEMA = {"type": "object", "properties": {"b": {}, "a": {}}}
 TEXT = '{"type":"object","properties":{"b":{},"a":{}}}'
 ASKED = Structure(JSON_OBJECT, "response_format.type")
-READERS = {"openai": read_openai, "anthropic": read_anthropic}
+READERS = {"openai": read_openai, "anthropic": lambda fields: read_output(fields)[0]}
 
 
 def read(dialect, body):
@@ -154,7 +154,7 @@ def test_anthropic_asks_for_nothing(body):
         ({"output_format": {"type": "json_object"}}, "output_format.type"),
         ({"output_format": {"type": "json_schema"}}, "output_format.schema"),
         ({"output_format": FORMAT | {"name": "n"}}, "output_format.name"),
-        ({"output_config": {"effort": "high"}}, "output_config.effort"),
+        ({"output_config": {"effort": "minimal"}}, "output_config.effort"),
         ({"output_config": {"more": 1}}, "output_config.more"),
         ({"output_config": {"format": FORMAT}, "output_format": FORMAT}, "output_format.schema"),
     ],

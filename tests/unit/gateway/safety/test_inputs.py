@@ -6,6 +6,7 @@ import pytest
 from gateway.conversation import CacheBreak, Conversation, Turn
 from gateway.images import Image
 from gateway.safety.inputs import AT_ONCE_CHARS, BlockedError, InputScreen, Masked
+from gateway.thinking import Thought
 from gateway.toolbox import Tool, Toolbox, ToolCall
 from tests.support.safety_cases import a_book, pii, terms
 
@@ -48,6 +49,21 @@ async def test_a_prompt_is_a_text_too():
     asked = Conversation(dialect="openai", kind="text", model="m", prompt="a secret")
     masked, _ = await screened(asked)
     assert masked.prompt == "a #"
+
+
+async def test_a_thought_with_something_to_mask_is_left_out():
+    thoughts = (
+        Thought(text="a secret", signature="s"),
+        Thought(text="fine", signature="t", at=8),
+        Thought(redacted="secret", at=8, calls=1),
+    )
+    asked = a_chat(Turn(role="assistant", content="a secret", thoughts=thoughts))
+    masked, hits = await screened(asked)
+    assert masked.turns[0].thoughts == (
+        Thought(text="fine", signature="t", at=3),
+        Thought(redacted="secret", at=3, calls=1),
+    )
+    assert len(hits) == 2
 
 
 async def test_places_to_be_cached_move_with_the_text_and_never_into_a_mask():

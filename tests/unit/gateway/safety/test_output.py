@@ -5,7 +5,15 @@ import pytest
 from core.protocol import Usage
 from core.safety.policy import Policy
 from core.safety.rulebook import Rulebook
-from gateway.conversation import CallDelta, CallStart, ChoiceEnd, Delta, Done, Opened
+from gateway.conversation import (
+    CallDelta,
+    CallStart,
+    ChoiceEnd,
+    Delta,
+    Done,
+    Opened,
+    ThoughtDelta,
+)
 from gateway.safety.output import OutputScreen
 from tests.support.safety_cases import a_book, a_rule, terms
 
@@ -141,3 +149,51 @@ def test_arguments_that_are_only_logged_pass_at_once():
         assert told(screen, event) == [event]
     assert told(screen, end()) == [end()]
     assert len(hits) == 1
+
+
+def think(text="", **more):
+    return ThoughtDelta(choice=0, text=text, **more)
+
+
+def test_a_thought_is_a_text_of_its_own_and_masked_it_loses_its_signature():
+    screen, hits = a_screen(SECRET)
+    assert told(screen, say("a sec"), think("x sec")) == [say("a "), say("sec"), think("x ")]
+    assert told(screen, think("ret y"), think(signature="s")) == [think("# y")]
+    # The next is untouched, and so is its signature.
+    assert told(screen, think("fine"), think(signature="t")) == [
+        think("fine"),
+        think(signature="t"),
+    ]
+    assert told(screen, think("sec"), think(redacted="r")) == [think("sec"), think(redacted="r")]
+    # What prose goes on with belongs to its own beginning, and not to what was thought between.
+    assert told(screen, think("sec"), say("ret"), end()) == [think("sec"), say("#"), end()]
+    assert len(hits) == 2
+
+
+def test_what_is_thought_before_a_call_is_told_before_it():
+    screen, _ = a_screen(SECRET)
+    start = CallStart(choice=0, call=0, name="f")
+    assert told(screen, think("sec"), start) == [think("sec"), start]
+    args = CallDelta(choice=0, call=0, arguments='"sec')
+    assert told(screen, args, think("y"), end()) == [
+        CallDelta(choice=0, call=0, arguments='"'),
+        CallDelta(choice=0, call=0, arguments="sec"),
+        think("y"),
+        end(),
+    ]
+
+
+@pytest.mark.parametrize("last", [say("x"), think(redacted="r"), think(signature="s"), end()])
+def test_a_thought_may_end_an_answer(last):
+    block = a_book(terms("secret", whole_word=True), action="block")
+    screen, hits = a_screen(block, choices=2)
+    ends = [end(finish="filtered"), end(1, "filtered")]
+    assert told(screen, think("a secret"), last) == [think("a "), *ends]
+    assert len(hits) == 1
+    assert screen.over
+
+
+def test_prose_that_ends_an_answer_as_a_thought_begins_hides_it():
+    block = a_book(terms("secret", whole_word=True), action="block")
+    screen, _ = a_screen(block)
+    assert told(screen, say("secret"), think("on")) == [end(finish="filtered")]
