@@ -63,6 +63,8 @@ class Target(
 
     One with `weight` 0 gets no new conversation and keeps those it has. `first_token_ms` is how
     long it may keep a request without a word before another is tried; 0 is to the deadline.
+    `keeps_begun` gives it the conversations that have answers already and are bound to nobody:
+    they began when it stood alone.
     """
 
     deployment: str = ""
@@ -72,6 +74,7 @@ class Target(
     max_output_tokens: Count = 0
     weight: Annotated[int, msgspec.Meta(ge=0, le=WEIGHT_MAX)] = 1
     first_token_ms: Annotated[int, msgspec.Meta(ge=0, le=FIRST_TOKEN_MS_MAX)] = 0
+    keeps_begun: bool = False
     when: Condition = msgspec.field(default_factory=Condition)
 
     @property

@@ -68,6 +68,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """In the order of the table."""
         return tuple(dict.fromkeys(option.name for option in self.candidates))
 
+    @property
+    def keeper(self) -> str | None:
+        """The one whose conversations are those that began before anybody bound them."""
+        keepers = (option.name for option in self.candidates if option.target.keeps_begun)
+        return next(keepers, None)
+
     def bound(self, name: str) -> "Plan":
         """The same with its conversation's target, if that is still one of the candidates."""
         for option in self.candidates:

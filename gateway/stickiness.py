@@ -37,6 +37,11 @@ def conversation_key(
     return ConversationKey(found[:DIGEST_BYTES].hex(), int.from_bytes(found[-DRAW_BYTES:], "big"))
 
 
+def has_begun(conversation: Conversation) -> bool:
+    """Whether it has an answer already."""
+    return any(turn.role == "assistant" for turn in conversation.turns)
+
+
 def _parts(conversation: Conversation, header: str | None) -> Iterator[bytes]:
     if header:
         yield from (b"header", header.encode())

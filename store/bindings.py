@@ -34,10 +34,16 @@ class Bindings:
         """Drop the connection."""
         await self._client.close()
 
-    async def bind(self, name: str, drawn: str, allowed: Sequence[str]) -> str:
-        """The target the conversation is bound to from now on."""
+    async def bind(
+        self, name: str, drawn: str, allowed: Sequence[str], *, unbound: str | None = None
+    ) -> str:
+        """The target the conversation is bound to from now on.
+
+        `unbound` is where it goes instead of where it was drawn, if it is surely bound to none.
+        """
+        first = drawn if unbound is None else unbound
         try:
-            answer = await self._client.run(self._function, binding_keys(name), drawn, *allowed)
+            answer = await self._client.run(self._function, binding_keys(name), first, *allowed)
         except (RedisAwayError, RedisReplyError) as error:
             _log.warning("a conversation is not remembered", extra={"facts": {"error": str(error)}})
             return drawn

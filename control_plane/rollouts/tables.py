@@ -92,7 +92,9 @@ def returned(table: RouteTable, plan: Plan, *, keep: bool) -> RouteTable:
     fallbacks = table.fallbacks
     if not keep:
         fallbacks = tuple(f for f in fallbacks if f.target.deployment != plan.canary)
-        targets = [replace(target, keeps_begun=False) for target in targets]
+        targets = [
+            replace(t, keeps_begun=t.keeps_begun and t.deployment != plan.stable) for t in targets
+        ]
     return replace(table, targets=_reduced(targets), fallbacks=fallbacks)
 
 

@@ -27,7 +27,7 @@ from gateway.relay.targets import Prepared
 from gateway.route_index import Option, Route
 from gateway.route_plan import Facts, Plan, plan
 from gateway.routing import Charged, Size, block_tokens, charged, kv_blocks, size
-from gateway.stickiness import conversation_key
+from gateway.stickiness import conversation_key, has_begun
 from gateway.thinking import refuse_thinking
 from gateway.tools.plan import plan as tool_plan
 from gateway.tools.strict import held
@@ -74,7 +74,9 @@ class Preparation:
         if decided.first is None or len(decided.open) == 1:
             return decided
         drawn = decided.first.option.name
-        return decided.bound(await self._shared.bindings.bind(key.name, drawn, decided.open))
+        unbound = decided.keeper if has_begun(self._call.conversation) else None
+        bound = await self._shared.bindings.bind(key.name, drawn, decided.open, unbound=unbound)
+        return decided.bound(bound)
 
     async def prepare(self, option: Option, request_id: str) -> Prepared:
         """The job of one target. Raises RefusedError."""
