@@ -57,7 +57,7 @@ class Fleet:
         self.queue: deque[Asked] = deque()
         self.replicas: list[Replica] = []
         self.replica_ms = 0
-        self.first_token_ms: list[float] = []
+        self.first_tokens: list[tuple[int, float]] = []  # when it was asked for, how long it took
         self._named = 0
         self._ends: list[tuple[float, int, Asked, Replica, float]] = []
         self._order = 0
@@ -196,7 +196,7 @@ class Fleet:
             free.busy += 1
             stay_ms = self.machine.stay_ms(asked, free.busy / self.machine.slots)
             first_ms = self.now_ms - asked.at_ms + self.machine.prefill_ms(asked)
-            self.first_token_ms.append(first_ms)
+            self.first_tokens.append((asked.at_ms, first_ms))
             self._firsts.append((self.now_ms, first_ms))
             self._order += 1
             end_ms = self.now_ms + stay_ms

@@ -11,6 +11,7 @@ import math
 
 import msgspec
 
+LEVEL_PART = 4  # of the stable window, that the level is smoothed over
 SLOTS = 96  # of a season: quarters of an hour in a day
 SEASON_SMOOTHING = 0.3  # of what a slot is off, each time it comes round
 DAMPING_WINDOWS = 1.0  # a trend is worth 1/e after so many stable windows
@@ -38,7 +39,7 @@ def observe(
         started = Forecast(samples=1, level=value, mean=value)
         return _in_season(started, value, season_ms, dt_ms, now_ms)
     dt_s = dt_ms / 1000
-    share = _share(dt_ms, window_ms / 3)
+    share = _share(dt_ms, window_ms / LEVEL_PART)
     foreseen = forecast.level + forecast.trend * dt_s
     level = foreseen + share * (value - foreseen)
     slope = (level - forecast.level) / dt_s if dt_s else forecast.trend

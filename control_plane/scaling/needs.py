@@ -14,7 +14,8 @@ from control_plane.scaling.state import State
 from control_plane.scaling.view import BUSY_SLOTS, View, is_steady
 
 TOLERANCE = 1.1  # of a target, before it is acted on
-FULL = 1.0  # of what replicas can do; arriving work beyond it is a panic
+FULL = 0.9  # of what replicas can do; arriving work beyond it is a panic
+GROWTH = 0.5  # of what a burst is above the level, that it is taken to grow by still
 UNKNOWN_RATE_STEP = 2.0  # at most so many times the replicas, where no rate is known
 
 
@@ -31,7 +32,7 @@ def needs(policy: ScalingPolicy, state: State, view: View, current: int) -> list
     found = [
         _wake(view, current),
         _work(policy, state, view, current),
-        _panic(policy, view, current),
+        _panic(policy, state, view, current),
         _backlog(policy, state, view),
         _kv(policy, state, view),
         _wait(policy, view),
@@ -41,7 +42,7 @@ def needs(policy: ScalingPolicy, state: State, view: View, current: int) -> list
 
 
 def is_panic(view: View, current: int) -> bool:
-    """More arrives than the replicas can do even when they are full."""
+    """Nearly as much arrives as the replicas can do when they are full, or more."""
     return bool(
         view.burst is not None and view.rate and view.burst > FULL * view.rate * max(1, current)
     )
@@ -97,14 +98,15 @@ def _work(policy: ScalingPolicy, state: State, view: View, current: int) -> Need
     return Need(code="work", count=math.ceil(work / planned), why=why)
 
 
-def _panic(policy: ScalingPolicy, view: View, current: int) -> Need | None:
+def _panic(policy: ScalingPolicy, state: State, view: View, current: int) -> Need | None:
     if not is_panic(view, current):
         return None
     assert view.burst is not None, "a panic has its burst"
     assert view.rate, "and its rate"
     planned = view.rate * policy.load_target_percent / 100
+    grown = view.burst + GROWTH * max(0.0, view.burst - state.forecast.level)
     why = f"{view.burst:.0f} tokens/s arrive, {view.rate * max(1, current):.0f} can be served"
-    return Need(code="panic", count=math.ceil(view.burst / planned), why=why)
+    return Need(code="panic", count=math.ceil(grown / planned), why=why)
 
 
 def _backlog(policy: ScalingPolicy, state: State, view: View) -> Need | None:

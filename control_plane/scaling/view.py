@@ -101,7 +101,7 @@ def _burst(signals: Signals, stale_ms: int) -> tuple[float | None, list[str]]:
 
 def _alarms(signals: Signals, burst: float | None, stale_ms: int) -> list[str]:
     """A time to the first token is expected only where there is work."""
-    expected = ["queued", "queued_work", "wait_ms", *(["ttft_ms"] if burst else [])]
+    expected = ["served", "queued", "queued_work", "wait_ms", *(["ttft_ms"] if burst else [])]
     plights = {name: plight(getattr(signals, name), stale_ms) for name in expected}
     return [f"{name} {wrong}" for name, wrong in plights.items() if wrong]
 

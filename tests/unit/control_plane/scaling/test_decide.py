@@ -109,9 +109,9 @@ def test_it_wakes_at_once_and_starts_behind():
     state = settled(policy, 500, 1)
     seen = a_look(ready=1, work=500, replicas=replicas(1, asleep=2), arrived=Observed(3_500))
     decision = decide(policy, state, seen, state.wall_ms + ROUND_MS)
-    assert (decision.desired, decision.wake, decision.start) == (5, 2, 2)
+    assert (decision.desired, decision.wake, decision.start) == (7, 2, 4)
     assert decision.warm == 2  # and the pool is filled again
-    assert decision.reasons[0].startswith("panic: 5 needed: 3500 tokens/s arrive")
+    assert decision.reasons[0].startswith("panic: 7 needed: 3500 tokens/s arrive")
 
 
 def test_a_budget_caps_and_says_so():

@@ -26,7 +26,7 @@ def test_one_worker_without_metrics_does_not_stop_the_scaler():
     seen = a_look(ready=3, work=2_000, arrived=Observed(6_000), served=Observed(3_000))
     seen = msgspec.structs.replace(seen, replicas=(*seen.replicas, mute))
     decision = decide(policy, state, seen, state.wall_ms + ROUND_MS)
-    assert decision.desired == 8
+    assert decision.desired == 10
     assert "kv_use unknown of 1 in 4 replicas" in decision.alarms
 
 
