@@ -30,6 +30,7 @@ COOKIE = "__Host-headworks"
 CSRF_HEADER = "x-csrf-token"
 
 Connection = ASGIConnection[Any, Any, Any, Any]
+AnyRequest = Request[Any, Any, Any]
 
 
 def admin_guard(break_glass: str) -> Guard:
@@ -48,13 +49,13 @@ def admin_guard(break_glass: str) -> Guard:
     return guard
 
 
-def caller(request: Request[Any, Any, Any]) -> Caller:
+def caller(request: AnyRequest) -> Caller:
     """Who makes this call; of a guarded one."""
     found: Caller = request.state.caller
     return found
 
 
-def actor(request: Request[Any, Any, Any]) -> str:
+def actor(request: AnyRequest) -> str:
     """Whom the audit log names for a change made by this request."""
     return caller(request).actor
 

@@ -5,10 +5,8 @@ with an id of its own: whatever the browser showed before is over.
 """
 
 import secrets
-from typing import Any
 
 import msgspec
-from litestar import Request
 from litestar.datastructures import Cookie
 
 from control_plane.access.caller import Caller, user_permissions
@@ -22,7 +20,7 @@ from control_plane.access.credentials import (
     mint,
 )
 from control_plane.access.gate import Attempt
-from control_plane.auth import COOKIE
+from control_plane.auth import COOKIE, AnyRequest
 from control_plane.services import Services
 from core.errors import Code, refuse
 from store import sessions, users
@@ -34,8 +32,6 @@ from store.users import User
 ANYBODY = "anonymous"  # the actor of what nobody has proved to be
 NOBODY = "unknown"  # the subject where no user is meant; what was typed may be a password
 WRONG = "the email or the password is wrong, or this user may not sign in"
-
-AnyRequest = Request[Any, Any, Any]
 
 
 class SignedIn(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import msgspec
-from litestar import get, put
+from litestar import Response, get, put
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 
+from control_plane.api.etags import content_hash, require_match, tagged
 from control_plane.api.names import ModelName, TierName
 from control_plane.api.tenants import required, required_for_change
+from control_plane.auth import AnyRequest
 from control_plane.services import Services
 from core.allowance import NOTHING_SAID, Allowance, SaidRow, Subject, layered, said_by
 from core.errors import Code, refuse
@@ -79,54 +81,62 @@ async def put_tier_limits(
 @get("/tenants/{tenant:str}/limits")
 async def read_tenant_limits(
     services: NamedDependency[Services], tenant: FromPath[str]
-) -> BothLimits:
+) -> Response[BothLimits]:
     """404 for an unknown id."""
     async with services.postgres.connection() as conn:
-        return await _of_tenant(conn, tenant)
+        both = await _of_tenant(conn, tenant)
+    return tagged(both, content_hash(both.own))
 
 
 @put("/tenants/{tenant:str}/limits")
 async def put_tenant_limits(
+    request: AnyRequest,
     services: NamedDependency[Services],
     actor: NamedDependency[str],
     tenant: FromPath[str],
     data: JSONBody[OwnLimits],
-) -> BothLimits:
+) -> Response[BothLimits]:
     """What is left out is the tier's again."""
     async with services.postgres.transaction() as conn:
         await required_for_change(conn, tenant)
+        require_match(request, content_hash((await _of_tenant(conn, tenant)).own))
         version = await tenants.touch_tenant(conn, tenant)
         await _say(conn, "tenant", tenant, data.all, data.models)
         await _record(conn, tenant, data, actor=actor)
         both = await _of_tenant(conn, tenant)
     await services.announcer.tenant(tenant, version)
-    return both
+    return tagged(both, content_hash(both.own))
 
 
 @get("/keys/{key:str}/limits")
-async def read_key_limits(services: NamedDependency[Services], key: FromPath[str]) -> BothLimits:
+async def read_key_limits(
+    services: NamedDependency[Services], key: FromPath[str]
+) -> Response[BothLimits]:
     """404 for an unknown id. Its tenant's limits bind it besides."""
     async with services.postgres.connection() as conn:
-        return await _of_key(conn, await _tenant_of(conn, key), key)
+        both = await _of_key(conn, await _tenant_of(conn, key), key)
+    return tagged(both, content_hash(both.own))
 
 
 @put("/keys/{key:str}/limits")
 async def put_key_limits(
+    request: AnyRequest,
     services: NamedDependency[Services],
     actor: NamedDependency[str],
     key: FromPath[str],
     data: JSONBody[OwnLimits],
-) -> BothLimits:
+) -> Response[BothLimits]:
     """As a tenant's."""
     async with services.postgres.transaction() as conn:
         tenant = await _tenant_of(conn, key)
         await required_for_change(conn, tenant)
+        require_match(request, content_hash((await _of_key(conn, tenant, key)).own))
         version = await tenants.touch_key(conn, key)
         await _say(conn, "key", key, data.all, data.models)
         await _record(conn, key, data, actor=actor)
         both = await _of_key(conn, tenant, key)
     await services.announcer.key(tenant, key, version)
-    return both
+    return tagged(both, content_hash(both.own))
 
 
 async def _of_tenant(conn: Connection, tenant: str) -> BothLimits:

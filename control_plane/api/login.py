@@ -16,11 +16,10 @@ from control_plane.access.caller import Caller, CredentialKind
 from control_plane.access.credentials import Kind, digest
 from control_plane.access.passwords import LENGTH_MAX, weakness
 from control_plane.api.user_bodies import UserBody, user_body
-from control_plane.auth import COOKIE, require_our_page
+from control_plane.auth import COOKIE, AnyRequest, require_our_page
 from control_plane.services import Services
 from control_plane.signing_in import (
     WRONG,
-    AnyRequest,
     SignedIn,
     address_of,
     by_password,

@@ -23,8 +23,9 @@ from control_plane.access.gate import Attempt
 from control_plane.access.oidc_claims import ClaimsRefused, Identity, identity
 from control_plane.access.oidc_client import OidcAwayError, OidcClient, OidcRefusedError
 from control_plane.access.origins import landing
+from control_plane.auth import AnyRequest
 from control_plane.services import Services
-from control_plane.signing_in import AnyRequest, SignedIn, address_of, let_in, refused
+from control_plane.signing_in import SignedIn, address_of, let_in, refused
 from core.errors import Code, refuse
 from core.secrets import NONCE_BYTES, CannotOpenError, Sealed
 from store import sessions, users
@@ -35,7 +36,7 @@ from store.users import NewUser, User
 NOTE_COOKIE = "__Host-headworks-oidc"
 NOTE_LIFE_MS = 600_000  # for a person to find their second factor
 NOTE_CONTEXT = b"oidc sign-in"
-LANDING = "/"
+LANDING = "/console"
 NAME_MAX = 100
 ERROR_MAX = 100
 

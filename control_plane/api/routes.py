@@ -8,13 +8,15 @@ names its version.
 from typing import Annotated
 
 import msgspec
-from litestar import delete, get, put
+from litestar import Response, delete, get, put
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 
+from control_plane.api.etags import NOTHING, require_match, tagged
 from control_plane.api.names import ModelName
 from control_plane.api.paging import ROWS, After, Filter, Limit
 from control_plane.api.tenants import required
+from control_plane.auth import AnyRequest
 from control_plane.route_writes import check_unmoved, leads, write_table
 from control_plane.services import Services
 from core.errors import Code, refuse
@@ -82,12 +84,14 @@ class RouteList(msgspec.Struct, frozen=True, kw_only=True):
 
 @put("/routes/{model:path}")
 async def put_route(
+    request: AnyRequest,
     services: NamedDependency[Services],
     actor: NamedDependency[str],
+    *,
     model: FromPath[str],
     data: JSONBody[PutRoute],
     tenant: Filter = EVERYBODY,
-) -> WrittenRoute:
+) -> Response[WrittenRoute]:
     """404 for what it leads to and is not there, 409 for what would be overwritten unseen.
 
     409 also while a rollout moves the name.
@@ -99,6 +103,7 @@ async def put_route(
         await registry.hold_routes(conn)
         await _check_tenant(conn, tenant)
         before = await registry.route(conn, table.model, tenant)
+        require_match(request, _version(before))
         _check_replaced(before, data.if_version, plain=table.is_plain)
         await check_unmoved(conn, table.model, tenant)
         version = await write_table(
@@ -108,7 +113,8 @@ async def put_route(
     assert written is not None
     await services.announcer.route(table.model, version)
     replaced = None if before is None else _body(before)
-    return WrittenRoute(**msgspec.structs.asdict(_body(written)), replaced=replaced)
+    answer = WrittenRoute(**msgspec.structs.asdict(_body(written)), replaced=replaced)
+    return tagged(answer, _version(written))
 
 
 @get("/routes")
@@ -129,18 +135,19 @@ async def list_routes(
 @get("/routes/{model:path}")
 async def read_route(
     services: NamedDependency[Services], model: FromPath[str], tenant: Filter = EVERYBODY
-) -> RouteBody:
+) -> Response[RouteBody]:
     """404 where there is none of exactly this name and tenant."""
     public = _public_name(model)
     async with services.postgres.connection() as conn:
         table = await registry.route(conn, public, tenant)
     if table is None:
         raise refuse(Code.NOT_FOUND, f"there is no route {public!r}")
-    return _body(table)
+    return tagged(_body(table), _version(table))
 
 
 @delete("/routes/{model:path}", status_code=200)
 async def delete_route(
+    request: AnyRequest,
     services: NamedDependency[Services],
     actor: NamedDependency[str],
     model: FromPath[str],
@@ -152,6 +159,8 @@ async def delete_route(
     """
     public = _public_name(model)
     async with services.postgres.transaction() as conn:
+        await registry.hold_routes(conn)
+        require_match(request, _version(await registry.route(conn, public, tenant)))
         version = await registry.delete_route(conn, public, tenant)
         if version is None:
             raise refuse(Code.NOT_FOUND, f"there is no route {public!r}")
@@ -165,6 +174,10 @@ async def delete_route(
         await record(conn, actor=actor, action="route.delete", subject=public, detail=detail)
     await services.announcer.route(public, version)
     return DeletedRoute(model=public, version=version)
+
+
+def _version(table: RouteTable | None) -> int:
+    return NOTHING if table is None else table.version
 
 
 def _table(public: str, tenant: str, data: PutRoute) -> RouteTable:

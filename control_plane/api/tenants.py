@@ -4,13 +4,15 @@ import secrets
 from typing import Annotated
 
 import msgspec
-from litestar import get, patch, post
+from litestar import Response, get, patch, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 
 from control_plane.api.amounts import Amount
+from control_plane.api.etags import require_match, tagged
 from control_plane.api.names import TenantName, TierName
 from control_plane.api.paging import ROWS, After, Filter, Limit
+from control_plane.auth import AnyRequest
 from control_plane.errors import ExistsError
 from control_plane.services import Services
 from core.allowance import NOTHING_SAID, Allowance, Bounds, OutputPolicy, said_by
@@ -144,22 +146,27 @@ async def list_tenants(
 
 
 @get("/tenants/{tenant:str}")
-async def read_tenant(services: NamedDependency[Services], tenant: FromPath[str]) -> TenantBody:
+async def read_tenant(
+    services: NamedDependency[Services], tenant: FromPath[str]
+) -> Response[TenantBody]:
     """404 for an unknown id."""
     async with services.postgres.connection() as conn:
-        return body(await required(conn, tenant))
+        found = await required(conn, tenant)
+    return tagged(body(found), found.version)
 
 
 @patch("/tenants/{tenant:str}")
 async def patch_tenant(
+    request: AnyRequest,
     services: NamedDependency[Services],
     actor: NamedDependency[str],
     tenant: FromPath[str],
     data: JSONBody[PatchTenant],
-) -> TenantBody:
-    """In force everywhere within a second."""
+) -> Response[TenantBody]:
+    """In force everywhere within a second. 412 for another version than `If-Match` names."""
     async with services.postgres.transaction() as conn:
         before = await required_for_change(conn, tenant)
+        require_match(request, before.version)
         if data.price_book is not msgspec.UNSET:
             await _require_price_book(conn, data.price_book)
         changes = _given(data)
@@ -171,7 +178,7 @@ async def patch_tenant(
         detail = msgspec.to_builtins(data)
         await record(conn, actor=actor, action="tenant.change", subject=tenant, detail=detail)
     await services.announcer.tenant(changed.id, changed.version)
-    return body(changed)
+    return tagged(body(changed), changed.version)
 
 
 def body(tenant: Tenant) -> TenantBody:

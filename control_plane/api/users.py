@@ -21,9 +21,10 @@ from control_plane.api.etags import require_match, tagged
 from control_plane.api.names import KeyName
 from control_plane.api.paging import ROWS, After, Filter, Limit
 from control_plane.api.user_bodies import UserBody, user_body
+from control_plane.auth import AnyRequest
 from control_plane.errors import ExistsError
 from control_plane.services import Services
-from control_plane.signing_in import AnyRequest, email_of
+from control_plane.signing_in import email_of
 from core.errors import Code, refuse
 from store import sessions, users
 from store.audit_log import record

@@ -231,7 +231,7 @@ async def test_what_the_provider_is_asked_holds_a_challenge_and_never_the_verifi
     answer = await browser.send(
         "GET", "/oidc/callback", **provider.consent(start.headers["location"])
     )
-    assert answer.headers["location"] == "/"  # never another site's page
+    assert answer.headers["location"] == "/console"  # never another site's page
 
 
 async def test_any_control_plane_finishes_what_another_began(
