@@ -119,6 +119,8 @@ def checked(settings: ControlPlaneSettings) -> ControlPlaneSettings:
             raise SettingsError(f"{env_name(field.name)} must be at least 1")
     if not settings.database_url.startswith(("postgresql://", "postgres://")):
         raise SettingsError(f"{env_name('database_url')} is not a postgresql:// address")
+    if settings.argon2_memory_kib < 8 * settings.argon2_lanes:
+        raise SettingsError(f"{env_name('argon2_memory_kib')} must be 8 for each lane or more")
     _check_oidc(settings)
     try:
         read_key_ring(settings.provider_keys)

@@ -54,3 +54,30 @@ def test_a_level_of_logging_that_there_is_none_of_is_refused_by_name():
     assert read_settings(ControlPlaneSettings, ENVIRON | {"HEADWORKS_LOG_LEVEL": "DEBUG"})
     with pytest.raises(SettingsError, match="HEADWORKS_LOG_LEVEL"):
         read_settings(ControlPlaneSettings, ENVIRON | {"HEADWORKS_LOG_LEVEL": "debug"})
+
+
+OIDC = {
+    "oidc_issuer": "https://id.example.com",
+    "oidc_client_id": "headworks",
+    "oidc_client_secret": "s",
+    "public_url": "https://ops.example.com",
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"oidc_issuer": "http://id.example.com"}, "OIDC_ISSUER"),
+        ({"public_url": "http://ops.example.com"}, "PUBLIC_URL"),
+        ({"public_url": ""}, "PUBLIC_URL"),
+        ({"oidc_client_id": ""}, "OIDC_CLIENT_ID"),
+        ({"oidc_client_secret": ""}, "OIDC_CLIENT_SECRET"),
+        ({"oidc_roles": "sre=root"}, "OIDC_ROLES"),
+        ({"argon2_memory_kib": 31}, "ARGON2_MEMORY_KIB"),
+    ],
+)
+def test_an_unsafe_way_in_stops_the_start(change, named):
+    settings = msgspec.structs.replace(read_settings(ControlPlaneSettings, ENVIRON), **OIDC)
+    assert checked(settings)
+    with pytest.raises(SettingsError, match=named):
+        checked(msgspec.structs.replace(settings, **change))
