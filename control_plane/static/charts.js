@@ -64,7 +64,7 @@ class Chart extends HTMLElement {
         cursor: { y: false, points: { size: 6 } },
         legend: { live: true },
         scales: { y: { range: (_, __, most) => [0, most > 0 ? most * 1.1 : 1] } },
-        axes: [{ ...axis, space: 64, values: (_, times) => times.map(named) }, { ...axis, size: 46, values: (_, values) => values.map(short) }],
+        axes: [{ ...axis, size: 24, space: 64, values: (_, times) => times.map(named) }, { ...axis, size: 46, values: (_, values) => values.map(short) }],
         series: [{ label: "At", value: (_, at) => (at ? named(at) : "—") }, ...series],
       },
       [times, ...Object.values(lines)],
