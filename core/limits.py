@@ -24,6 +24,7 @@ from core.tickets import (
     Output,
     Remaining,
     Scope,
+    Seen,
     Stale,
     tightest_rooms,
 )
@@ -121,6 +122,18 @@ def admit(state: Buckets, asked: Admit, now_ms: int, rules: LimitRules) -> Admit
     return LimitRefused(
         reason=reason, scope=name, retry_after_ms=retry_after_ms, headroom=headroom, rooms=rooms
     )
+
+
+def look(
+    state: Buckets, scopes: tuple[Scope, ...], now_ms: int, rules: LimitRules
+) -> tuple[Seen, ...]:
+    """What a request in these scopes would find, under these limits. Changes nothing."""
+    copy = msgspec.convert(msgspec.to_builtins(state), Buckets)
+    call = _Call(copy, now_ms, msgspec.structs.replace(rules, forget_max=0))
+    for scope in scopes:
+        _set_limits(call.open(scope.name), scope.limits)
+    opened = [copy.scopes[scope.name] for scope in scopes]
+    return tuple(Seen(room=_room(bucket), held=bucket.held) for bucket in opened)
 
 
 def charge(state: Buckets, outputs: Iterable[Output], now_ms: int, rules: LimitRules) -> None:

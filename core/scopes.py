@@ -11,9 +11,11 @@ smallest of all four holds. Pure; names are made here and read back here.
 
 from collections.abc import Iterable
 
+import msgspec
+
 from core.allowance import NOTHING_SAID, UNBOUNDED, UNLIMITED, Allowance, Bounds
 from core.tenancy import KeyRecord, Tenant
-from core.tickets import Scope
+from core.tickets import TENANT_SCOPE, Scope
 
 
 def scopes_of(tenant: Tenant, key: KeyRecord, model: str) -> tuple[Scope, ...]:
@@ -34,6 +36,30 @@ def bounds_of(tenant: Tenant, key: KeyRecord, model: str) -> Bounds:
         prompt_tokens_max=_least(bound.prompt_tokens_max for bound in bounds),
         output_tokens_max=_least(bound.output_tokens_max for bound in bounds),
         deadline_ms_max=_least(bound.deadline_ms_max for bound in bounds),
+    )
+
+
+class OwnScope(msgspec.Struct, frozen=True, kw_only=True):
+    """One scope of a caller's, with what is said for it; `model` "" is for all together."""
+
+    kind: str
+    model: str
+    scope: Scope
+    bounds: Bounds
+
+
+def own_scopes(tenant: Tenant, key: KeyRecord) -> tuple[OwnScope, ...]:
+    """Every scope that this key's requests may count in: the tenant's, then those that say more."""
+    found = [("", Scope(name=TENANT_SCOPE, limits=tenant.limits), tenant.bounds)]
+    found += [
+        (model, Scope(name=name, limits=said.limits), said.bounds)
+        for model in ("", *sorted({*tenant.model_allowances, *key.model_allowances}))
+        for name, said in _further(tenant, key, model)
+        if _is_of(name, model)
+    ]
+    return tuple(
+        OwnScope(kind=scope_kind(scope.name), model=model, scope=scope, bounds=bounds)
+        for model, scope, bounds in found
     )
 
 
@@ -62,6 +88,11 @@ def _further(tenant: Tenant, key: KeyRecord, model: str) -> Iterable[tuple[str, 
     of_key = key.model_allowances.get(model)
     if of_key is not None:
         yield f"key:{key.id} model:{model}", of_key
+
+
+def _is_of(name: str, model: str) -> bool:
+    """The key's own scope is one, whatever the model."""
+    return (scope_kind(name) == "key") == (model == "")
 
 
 def _least(values: Iterable[int]) -> int:

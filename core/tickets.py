@@ -56,6 +56,13 @@ class Headroom(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: Remaining = Remaining()
 
 
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """A scope as somebody looks at it: what is left, and how many tickets count in it."""
+
+    room: Headroom
+    held: int
+
+
 def tightest_rooms(rooms: tuple[Headroom, ...]) -> Headroom:
     """Of each bucket the one, among all scopes', that will refuse first."""
     if len(rooms) == 1:

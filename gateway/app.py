@@ -20,6 +20,7 @@ from gateway.api.endpoint import Edge, EdgeLimits
 from gateway.api.generate import CHAT, COMPLETIONS, MESSAGES, GenerateEndpoint
 from gateway.api.health import Health
 from gateway.api.models import PREFIX, ModelEndpoint, ModelsEndpoint, NowhereEndpoint
+from gateway.api.own import OwnLimitsEndpoint, OwnUsageEndpoint
 from gateway.api.responder import Receive, Scope, Send
 from gateway.api.responses import (
     RESPONSES,
@@ -121,6 +122,8 @@ class Paths:
             "/v1/responses": ResponsesEndpoint(edge, relay, kept, patience, shortener),
             "/v1/responses/input_tokens": CountResponseEndpoint(edge, kept, shortener),
             "/v1/models": ModelsEndpoint(edge, routes),
+            "/v1/limits": OwnLimitsEndpoint(edge, gateway.dispatch),
+            "/v1/usage": OwnUsageEndpoint(edge, gateway.own_usage),
             "/health/live": health.live,
             "/health/ready": health.ready,
             "/health": health.ready,  # where load generators and balancers ask unasked

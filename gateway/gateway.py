@@ -31,6 +31,7 @@ from gateway.claims import Claims
 from gateway.grammars import GrammarChecks
 from gateway.kept_responses import KeepingLimits, KeptResponses
 from gateway.metrics import Metrics
+from gateway.own_usage import OwnUsage
 from gateway.prefixes import PrefixMemory
 from gateway.prompts import PromptLimits, Prompts
 from gateway.provider_client import Providers, http_client
@@ -138,6 +139,7 @@ class Gateway:
             KeepingLimits(kept_s=settings.responses_days * DAY_S),
             os.urandom,
         )
+        self.own_usage = OwnUsage(self._responses_postgres, self._clock)
         self._source = PostgresSource(self._postgres, settings.region)
         self.claims = Claims(
             self._postgres,
@@ -215,6 +217,11 @@ class Gateway:
         if self.relay.draining:
             reasons["gateway"] = "it is shutting down"
         return reasons
+
+    @property
+    def dispatch(self) -> Dispatch:
+        """Where limits are judged and requests placed."""
+        return self._dispatch
 
     def refresh_metrics(self) -> None:
         """Set the gauges."""

@@ -20,6 +20,8 @@ from core.tickets import (
     Placed,
     Queued,
     ReplicaView,
+    Scope,
+    Seen,
     Stale,
 )
 from store.dispatch_audit import DispatchAudit, audit
@@ -73,6 +75,10 @@ class Dispatch:
         if not isinstance(answer, Stale):
             self._decider.remember(a.tenant, a.all_scopes, answer.rooms)
         return answer
+
+    async def look(self, tenant: str, scopes: tuple[Scope, ...]) -> tuple[Seen, ...]:
+        """What a request in these scopes would find left. Charges nothing."""
+        return await self._decider.ask(lambda backend: backend.look(tenant, scopes))
 
     async def place(self, arm: Arm) -> Placed | Dropped:
         """Wait for a replica, at most until the deadline. Cancelling leaves the queue."""

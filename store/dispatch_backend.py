@@ -21,6 +21,8 @@ from core.tickets import (
     Queued,
     Renew,
     Renewed,
+    Scope,
+    Seen,
     Stale,
 )
 
@@ -44,6 +46,9 @@ class Backend(Protocol):
 
     def admit(self, asked: Admit) -> Awaitable[Admitted | LimitRefused | Stale]:
         """Charge every scope of the tenant's that it counts in, and hold the ticket."""
+
+    def look(self, tenant: str, scopes: tuple[Scope, ...]) -> Awaitable[tuple[Seen, ...]]:
+        """What a request in these scopes would find. Charges nothing."""
 
     def charge(self, tenant: str, outputs: tuple[Output, ...]) -> Awaitable[None]:
         """Charge output by absolute totals, and keep these tickets held."""

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from core.dispatch import Pool, PoolRules
-from core.limits import Buckets, LimitRules, admit, cancel, charge, finish, restore
+from core.limits import Buckets, LimitRules, admit, cancel, charge, finish, look, restore
 from core.tickets import (
     Admit,
     Admitted,
@@ -22,6 +22,7 @@ from core.tickets import (
     Renew,
     Renewed,
     Scope,
+    Seen,
 )
 from store.dispatch_backend import ArmReply, PoolReply
 
@@ -63,6 +64,10 @@ class LocalDispatch:
         if isinstance(answer, Admitted):
             answer = msgspec.structs.replace(answer, degraded=True)
         return Ready(answer)
+
+    def look(self, tenant: str, scopes: tuple[Scope, ...]) -> Ready[tuple[Seen, ...]]:
+        """See `Backend`."""
+        return Ready(look(self._tenant(tenant), scopes, self._now_ms(), self._limit_rules))
 
     def charge(self, tenant: str, outputs: tuple[Output, ...]) -> Ready[None]:
         """See `Backend`."""

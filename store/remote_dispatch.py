@@ -24,6 +24,7 @@ from core.tickets import (
     Renew,
     Renewed,
     Scope,
+    Seen,
     Stale,
     tightest_rooms,
 )
@@ -68,6 +69,14 @@ class RemoteDispatch:
             *scopes,
         )
         return self._judge(asked, route, answer)
+
+    def look(self, tenant: str, scopes: tuple[Scope, ...]) -> Awaitable[tuple[Seen, ...]]:
+        """See `Backend`."""
+        parts = [part for scope in scopes for part in _scope_parts(scope)]
+        keys = self._tenant(tenant)[:-1]
+        return _Answer(
+            self._client.run(self._functions.look, keys, self.limits_now, *parts), _read_seen
+        )
 
     def charge(self, tenant: str, outputs: tuple[Output, ...]) -> Awaitable[None]:
         """See `Backend`."""
@@ -197,6 +206,14 @@ def _read_admit(reply: Any) -> Admitted | LimitRefused | Stale:
         return Admitted(headroom=headroom, rooms=rooms)
     return LimitRefused(
         reason=reason, scope=scope, retry_after_ms=retry_after_ms, headroom=headroom, rooms=rooms
+    )
+
+
+def _read_seen(reply: Any) -> tuple[Seen, ...]:
+    numbers = _decode(reply)
+    return tuple(
+        Seen(room=_room(numbers[i : i + 9]), held=numbers[i + 9])
+        for i in range(0, len(numbers), 10)
     )
 
 

@@ -53,6 +53,7 @@ class DispatchFunctions(msgspec.Struct, frozen=True, kw_only=True):
     """Those of tenants' limits and those of pools, each under one set of rules."""
 
     admit: Function
+    look: Function
     charge: Function
     finish_tenant: Function
     cancel_tenant: Function
@@ -75,7 +76,7 @@ def dispatch_functions(pool_rules: PoolRules, limit_rules: LimitRules) -> Dispat
         "debt_max": DEBT_MAX,
     }
     pools = msgspec.to_builtins(pool_rules)
-    of_tenants = ("admit", "charge", "finish_tenant", "cancel_tenant")
+    of_tenants = ("admit", "look", "charge", "finish_tenant", "cancel_tenant")
     of_pools = ("arm", "renew", "finish_pool", "cancel_pool")
     return DispatchFunctions(
         **_functions("limits", of_tenants, LIMITS, {"LIMITS": limits}),

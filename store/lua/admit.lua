@@ -19,20 +19,7 @@
 --         rooms: for each scope limit, remaining, reset_ms of requests, input and output tokens
 
 local REASONS = {'requests', 'input_tokens', 'output_tokens'}
-local FIRST_SCOPE, SCOPE_PARTS = 8, 5
-
--- Opens the scopes under the limits asked with; returns their names, in order.
-local function read_scopes(args)
-  local names = {}
-  for i = FIRST_SCOPE, #args, SCOPE_PARTS do names[#names + 1] = args[i] end
-  open_scopes(names)
-  for j, name in ipairs(names) do
-    local i = FIRST_SCOPE + (j - 1) * SCOPE_PARTS
-    local per_min = {tonumber(args[i + 1]), tonumber(args[i + 2]), tonumber(args[i + 3])}
-    set_limits(opened[name], tonumber(args[i + 4]), per_min)
-  end
-  return names
-end
+local FIRST_SCOPE = 8
 
 local function input_units(scope, tokens)
   return math.min(tokens, scope.limits[INPUT]) * LIMITS.units
@@ -81,15 +68,7 @@ end
 
 local function answer(names, in_the_way, reason, retry_after_ms)
   local told = {reason and 'refused' or 'admitted', in_the_way or '', reason or '', retry_after_ms}
-  for _, name in ipairs(names) do
-    local scope = opened[name]
-    for i = REQUESTS, OUTPUT do
-      local level, limit = scope.levels[i], scope.limits[i]
-      told[#told + 1] = limit
-      told[#told + 1] = level and math.max(0, math.floor(level / LIMITS.units)) or 0
-      told[#told + 1] = level and wait_ms(level, limit * LIMITS.units, limit) or 0
-    end
-  end
+  for _, name in ipairs(names) do tell_room(told, opened[name]) end
   return cmsgpack.pack(told)
 end
 
@@ -102,7 +81,7 @@ register('admit', function(keys, args)
   end
   local ticket, input_tokens, output_tokens = args[2], tonumber(args[6]), tonumber(args[7])
   open_tenant(keys, args[1])
-  local names = read_scopes(args)
+  local names = read_scopes(args, FIRST_SCOPE)
   local held, in_the_way, reason, retry_after_ms = find_held(ticket), nil, nil, 0
   if not held then
     in_the_way, reason, retry_after_ms = refusal(names, input_tokens)

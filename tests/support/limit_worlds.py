@@ -9,8 +9,8 @@ import msgspec
 import redis
 
 from core.dispatch import PoolRules
-from core.limits import Buckets, LimitRules, admit, cancel, charge, check_versions, finish
-from core.tickets import Admit, Admitted, Output, Stale
+from core.limits import Buckets, LimitRules, admit, cancel, charge, check_versions, finish, look
+from core.tickets import Admit, Admitted, Headroom, Output, Scope, Stale
 from store.keys import tenant_keys
 from tests.support.dispatch_worlds import functions_for, run
 
@@ -57,6 +57,20 @@ class TwinTenant:
             self._compare()
         return expected
 
+    def look(self, scopes: tuple[Scope, ...], now_ms: int) -> None:
+        before = self._dumped()
+        expected = look(self.pure, scopes, now_ms, self.rules)
+        asked = [
+            part
+            for scope in scopes
+            for part in (scope.name, *msgspec.structs.astuple(scope.limits))
+        ]
+        reply = run(self.client, self.functions.look, self.keys[:-1], now_ms, *asked)
+        assert msgspec.msgpack.decode(reply) == [
+            number for seen in expected for number in (*self._room(seen.room), seen.held)
+        ]
+        assert self._dumped() == before, "looking changes nothing"
+
     def charge(self, outputs: tuple[Output, ...], now_ms: int) -> None:
         charge(self.pure, outputs, now_ms, self.rules)
         flat = [
@@ -95,15 +109,18 @@ class TwinTenant:
     def _flat(self, answer: Any) -> list[Any]:
         if isinstance(answer, Stale):
             return ["stale", answer.key, answer.tenant]
-        numbers = [
-            number
-            for room in answer.rooms
-            for part in (room.requests, room.input_tokens, room.output_tokens)
-            for number in (part.limit, part.remaining, part.reset_ms)
-        ]
+        numbers = [number for room in answer.rooms for number in self._room(room)]
         if isinstance(answer, Admitted):
             return ["admitted", "", "", 0, *numbers]
         return ["refused", answer.scope, answer.reason, answer.retry_after_ms, *numbers]
+
+    def _room(self, room: Headroom) -> list[int]:
+        parts = (room.requests, room.input_tokens, room.output_tokens)
+        return [n for part in parts for n in (part.limit, part.remaining, part.reset_ms)]
+
+    def _dumped(self) -> list[Any]:
+        kept = [self.client.dump(key) for key in self.keys]
+        return [*kept, msgspec.to_builtins(self.pure)]
 
     def _compare(self) -> None:
         pure = self.pure

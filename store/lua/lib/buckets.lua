@@ -1,6 +1,6 @@
 -- A tenant's state for one call: read what is needed of it, bring that up to now, charge it,
--- write it back. The twin of `core/limits.py`, function by function. Used by admit, charge,
--- finish_tenant and cancel_tenant.
+-- write it back. The twin of `core/limits.py`, function by function. Used by admit, look,
+-- charge, finish_tenant and cancel_tenant.
 --
 -- KEYS    1 scopes   hash: "now" -> ms of the last call; scope -> msgpack {at_ms, concurrency,
 --                    three limits per minute, three levels, tickets held}; limits and levels
@@ -16,6 +16,7 @@
 
 local REQUESTS, INPUT, OUTPUT = 1, 2, 3
 local TENANT_SCOPE = 'tenant'
+local SCOPE_PARTS = 5 -- of a scope in ARGV: its name, three limits per minute, concurrency
 local KEEP_MS = 60000 -- how long an idle tenant's levels outlive their refilling
 
 local SCOPES, HELD, TICKETS, IDLE -- keys of the tenant of this call
@@ -151,10 +152,14 @@ local function sweep()
   redis.call('HDEL', TICKETS, unpack(gone))
 end
 
-local function open_tenant(keys, now_arg)
+local function begin_tenant(keys, now_arg)
   SCOPES, HELD, TICKETS, IDLE = keys[1], keys[2], keys[3], keys[4]
   opened = {}
   now_ms = math.max(tonumber(redis.call('HGET', SCOPES, 'now') or 0), time_ms(now_arg))
+end
+
+local function open_tenant(keys, now_arg)
+  begin_tenant(keys, now_arg)
   forget()
   sweep()
 end
@@ -200,6 +205,30 @@ local function charge_output(held)
       refund(scope, OUTPUT, units - due)
       held.flat[place + OUTPUT] = due
     end
+  end
+end
+
+-- Opens the scopes named from args[first] on, each with its four limits, under these limits;
+-- returns their names, in order.
+local function read_scopes(args, first)
+  local names = {}
+  for i = first, #args, SCOPE_PARTS do names[#names + 1] = args[i] end
+  open_scopes(names)
+  for j, name in ipairs(names) do
+    local i = first + (j - 1) * SCOPE_PARTS
+    local per_min = {tonumber(args[i + 1]), tonumber(args[i + 2]), tonumber(args[i + 3])}
+    set_limits(opened[name], tonumber(args[i + 4]), per_min)
+  end
+  return names
+end
+
+-- Appends what is left of a scope: limit, remaining, reset_ms of each bucket.
+local function tell_room(told, scope)
+  for i = REQUESTS, OUTPUT do
+    local level, limit = scope.levels[i], scope.limits[i]
+    told[#told + 1] = limit
+    told[#told + 1] = level and math.max(0, math.floor(level / LIMITS.units)) or 0
+    told[#told + 1] = level and wait_ms(level, limit * LIMITS.units, limit) or 0
   end
 end
 

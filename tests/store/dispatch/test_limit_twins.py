@@ -78,6 +78,7 @@ def test_limits_and_their_functions_agree(client, history):
         now_ms += step_ms
         match command:
             case ("admit", asked):
+                twins.look(asked.all_scopes, now_ms)
                 twins.admit(asked, now_ms)
             case ("charge", produced):
                 twins.charge(produced, now_ms)

@@ -14,7 +14,7 @@ from core.allowance import (
     said_by,
 )
 from core.ids import KeyId, TenantId
-from core.scopes import bounds_of, scope_kind, scope_words, scopes_of
+from core.scopes import bounds_of, own_scopes, scope_kind, scope_words, scopes_of
 from core.tenancy import KeyRecord, Tenant
 from core.tickets import Limits, Scope
 
@@ -119,3 +119,22 @@ def test_a_scope_is_told_in_words():
 def test_a_scope_s_kind_tells_nobody_whose_it_is() -> None:
     names = ("tenant", "key:key_1", "model:key:odd", "key:key_1 model:m")
     assert [scope_kind(name) for name in names] == ["tenant", "key", "model", "key_model"]
+
+
+def test_a_caller_s_own_scopes_are_those_its_requests_may_count_in() -> None:
+    one = Allowance(concurrency=1)
+    tenant = a_tenant(key_allowance=Allowance(prompt_tokens_max=9), model_allowances={"b": one})
+    key = a_key(model_allowances={"a": one, "b": one})
+    own = own_scopes(tenant, key)
+    assert [(each.kind, each.model) for each in own] == [
+        ("tenant", ""),
+        ("key", ""),
+        ("key_model", "a"),
+        ("model", "b"),
+        ("key_model", "b"),
+    ]
+    assert own[1].bounds.prompt_tokens_max == 9
+    for model in ("a", "b", "c"):
+        counted = {scope.name for scope in scopes_of(tenant, key, model)}
+        assert counted <= {each.scope.name for each in own}
+    assert [each.kind for each in own_scopes(a_tenant(), a_key())] == ["tenant"]

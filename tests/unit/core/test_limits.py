@@ -21,6 +21,7 @@ from core.limits import (
     charge,
     check_versions,
     finish,
+    look,
     refilled,
     restore,
     wait_ms,
@@ -418,3 +419,32 @@ def test_a_scope_restored_from_what_was_told_has_no_more_than_it_had(story, gone
             assert mine is None or level - limit < mine <= level
     restore(restored, Scope(name="key:k", limits=Limits()), Headroom(), story.now_ms, RULES)
     restore(restored, KEY, Headroom(), story.now_ms, RULES)
+
+
+@given(limit=limits, asked=st.lists(st.integers(0, 900), max_size=6), later_ms=waits)
+def test_who_looks_sees_what_the_next_would_find_and_changes_nothing(limit, asked, later_ms):
+    state = Buckets()
+    for n, tokens in enumerate(asked):
+        admit(state, asking(str(n), limit, tokens), START_MS, RULES)
+    now_ms = START_MS + later_ms
+    before = copy.deepcopy(state)
+    (seen,) = look(state, (Scope(name=TENANT_SCOPE, limits=limit),), now_ms, RULES)
+    assert state == before
+    answer = admit(state, asking("next", limit, 0), now_ms, RULES)
+    if isinstance(answer, LimitRefused):
+        assert seen.room == answer.rooms[0]
+        assert seen.held == state.scopes[TENANT_SCOPE].held
+    else:
+        assert seen.held == state.scopes[TENANT_SCOPE].held - 1
+        left = answer.rooms[0].requests.remaining
+        assert seen.room.requests.remaining - (limit.requests_per_min > 0) in {left, left - 1}
+
+
+def test_who_looks_counts_no_ticket_past_its_lease() -> None:
+    state, limit = Buckets(), Limits(concurrency=2)
+    admit(state, asking("a", limit), START_MS, RULES)
+    scopes = (Scope(name=TENANT_SCOPE, limits=limit),)
+    (during,) = look(state, scopes, START_MS + RULES.lease_ms - 1, RULES)
+    (after,) = look(state, scopes, START_MS + RULES.lease_ms, RULES)
+    assert (during.held, after.held) == (1, 0)
+    assert look(Buckets(), scopes, START_MS, RULES)[0].held == 0
