@@ -1,4 +1,4 @@
-"""Asks replicas how they are, and wakes them: bounded in time and in number at once.
+"""Asks replicas how they are, wakes them, sends them to sleep: bounded in time and at once.
 
 A replica that cannot be asked is an answer with its reason, never an exception.
 """
@@ -83,9 +83,16 @@ class ReplicaClient:
 
     async def wake(self, url: str) -> str:
         """What a sleeping replica says to it; "" when it wakes, or needs longer than our bound."""
+        return await self._told(f"{url}/wake")
+
+    async def sleep(self, url: str) -> str:
+        """As `wake`: it drains first, and goes on when we do not wait for it."""
+        return await self._told(f"{url}/sleep")
+
+    async def _told(self, address: str) -> str:
         try:
             async with self._turns, asyncio.timeout(self._timeout_s):
-                response = await self._http.post(f"{url}/wake", headers=self._headers())
+                response = await self._http.post(address, headers=self._headers())
         except TimeoutError:
             return ""  # it goes on without whoever asked
         except (httpx.HTTPError, httpx.InvalidURL) as error:

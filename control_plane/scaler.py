@@ -2,8 +2,7 @@
 
 A round takes each governed deployment by itself: one that cannot be judged delays no other.
 Whoever leads goes on from the state that the last leader left, and every write is fenced, so a
-decision is taken once. Starting and stopping processes is the launchers' work; waking replicas
-and putting them to sleep is done here, after the decision stands.
+decision is taken once. Starting, waking, putting to sleep and stopping is the launchers' work.
 """
 
 import logging
@@ -21,12 +20,13 @@ from control_plane.services import Services
 from store import registry, scaling
 from store.leader import NotLeaderError
 from store.postgres import Connection, StoreAwayError
-from store.scaling import Governed
+from store.scaling import Governed, ReplicaFacts
 
 DEPLOYMENTS_MAX = 500  # read at once
 TOLD_EVERY_MS = 300_000  # among the decisions, though nothing changed
 KEPT_MAX = 10_000  # decisions of one deployment
 FORGET_MAX = 1_000  # in one round
+AWAKE = frozenset({"starting", "loading", "warming", "ready"})
 
 _log = logging.getLogger(__name__)
 
@@ -35,6 +35,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """A decision about one deployment, before anything is written."""
 
     governed: Governed
+    policy: ScalingPolicy
     decision: Decision
 
 
@@ -87,6 +88,8 @@ class Scaler:
             before = plan.governed.replicas_desired
             if before != decision.desired:
                 await registry.set_replicas_desired(conn, name, decision.desired)
+            if plan.governed.replicas_warm != plan.policy.warm_replicas:
+                await registry.set_replicas_warm(conn, name, plan.policy.warm_replicas)
             if told or before != decision.desired:
                 await scaling.tell_decision(conn, name, {"before": before, **word(decision)})
             await scaling.keep_state(
@@ -131,7 +134,7 @@ async def plan_for(
         at_ms = await scaling.now_ms(conn)
         signals = await signals_now(services, conn, governed, policy, at_ms)
     decision = decide(policy, state_of(governed.state), signals, at_ms)
-    return Plan(governed=governed, decision=decision)
+    return Plan(governed=governed, policy=policy, decision=decision)
 
 
 def policy_of(body: dict[str, Any]) -> ScalingPolicy:
@@ -183,8 +186,9 @@ async def signals_now(
     """What is seen of it at this moment; for use within a transaction."""
     pool = await services.pools.pool(governed.deployment, governed.region)
     window_ms = policy.panic_window_ms
+    replicas = await scaling.replicas(conn, governed.deployment)
     return signals_of(
-        await scaling.replicas(conn, governed.deployment),
+        replicas,
         pool,
         await scaling.traffic(
             conn,
@@ -196,4 +200,13 @@ async def signals_now(
         await scaling.cold_starts(conn, governed.version),
         window_ms=window_ms,
         sharing=governed.sharing,
+        filling=_for_the_warm_pool(governed, replicas),
     )
+
+
+def _for_the_warm_pool(governed: Governed, replicas: list[ReplicaFacts]) -> int:
+    """What is awake or comes beyond what is wanted to serve."""
+    if not governed.replicas_warm or governed.replicas_desired is None:
+        return 0
+    awake = [one for one in replicas if one.state in AWAKE]
+    return min(governed.replicas_warm, len(awake) - governed.replicas_desired)

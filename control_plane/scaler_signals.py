@@ -6,6 +6,8 @@ each of those is taken to have had an equal part.
 
 from collections.abc import Iterable
 
+import msgspec
+
 from control_plane.scaling.policy import WORK_OF_AN_OUTPUT_TOKEN
 from control_plane.scaling.signals import (
     Missing,
@@ -37,11 +39,12 @@ def signals_of(
     *,
     window_ms: int,
     sharing: int = 1,
+    filling: int = 0,
 ) -> Signals:
-    """All of it for one deployment."""
+    """All of it for one deployment; so many of those coming, the youngest, are to sleep."""
     waiting = _waiting(pool, traffic)
     return Signals(
-        replicas=tuple(_replica(facts) for facts in replicas),
+        replicas=_filled([_replica(facts) for facts in replicas], filling),
         ttft_ms=_ttft(traffic),
         arrived=Observed(_arrived(traffic) / (window_ms / 1000) / max(1, sharing)),
         served=Observed(_served(traffic) / (window_ms / 1000) / max(1, sharing)),
@@ -58,6 +61,15 @@ def _replica(facts: ReplicaFacts) -> ReplicaSignal:
         phase_ms=facts.coming_ms if phase is Phase.COMING else 0,
         kv_use=_share(facts, facts.kv_blocks_free, facts.kv_blocks, of_free=True),
         slots_use=_share(facts, facts.running, facts.sequences, of_free=False),
+    )
+
+
+def _filled(replicas: list[ReplicaSignal], count: int) -> tuple[ReplicaSignal, ...]:
+    coming = [one for one in replicas if one.phase is Phase.COMING]
+    filling = sorted(coming, key=lambda one: one.phase_ms)[: max(0, count)]
+    return tuple(
+        msgspec.structs.replace(one, phase=Phase.FILLING) if one in filling else one
+        for one in replicas
     )
 
 

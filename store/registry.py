@@ -57,6 +57,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     desired_state: DesiredState
     created_ms: int
     replicas_desired: int | None = None  # null: nobody manages their number
+    replicas_warm: int = 0  # asleep beside them
     launcher: LauncherKind = LauncherKind.EXTERNAL
     spec: WorkerSpec = WorkerSpec()
 
@@ -165,6 +166,11 @@ async def set_replicas_desired(conn: Connection, name: str, count: int | None) -
     values = {"name": name, "replicas_desired": count}
     row = await (await conn.execute(_sql["set_replicas_desired"], values)).fetchone()
     return row is not None
+
+
+async def set_replicas_warm(conn: Connection, name: str, count: int) -> None:
+    """How many are to be kept asleep beside those that serve."""
+    await conn.execute(_sql["set_replicas_warm"], {"name": name, "replicas_warm": count})
 
 
 async def set_launching(

@@ -41,6 +41,7 @@ class Governed(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     region: str
     replicas_desired: int | None
+    replicas_warm: int
     body: dict[str, Any] | None
     state: dict[str, Any] | None
     sharing: int

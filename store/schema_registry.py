@@ -105,11 +105,13 @@ deployments = Table(
     Column("region", Text, nullable=False),
     Column("desired_state", Text, nullable=False, server_default="running"),
     Column("replicas_desired", Integer),
+    Column("replicas_warm", Integer, nullable=False, server_default="0"),
     Column("launcher", Text, nullable=False, server_default="external"),
     Column("spec", JSONB, nullable=False, server_default="{}"),
     Column("created_at", _TIME, nullable=False, server_default="now()"),
     CheckConstraint("desired_state IN ('running', 'draining')", name="desired_state"),
     CheckConstraint("replicas_desired >= 0", name="replicas_desired"),
+    CheckConstraint("replicas_warm >= 0", name="replicas_warm"),
     CheckConstraint("launcher IN ('external', 'local')", name="launcher"),
     Index(None, "version"),
 )

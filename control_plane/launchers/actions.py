@@ -20,10 +20,11 @@ class PlanRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """One deployment. `replicas` null: nobody manages their number."""
+    """One deployment. `replicas` null: nobody manages their number. `warm` more sleep."""
 
     deployment: str
     replicas: int | None
+    warm: int = 0
     launcher: LauncherKind = LauncherKind.EXTERNAL
     draining: bool = False
 
@@ -72,6 +73,10 @@ class Wake(Act, frozen=True, kw_only=True):
     """Ask its worker to wake."""
 
 
+class Sleep(Act, frozen=True, kw_only=True):
+    """Ask its worker to sleep, to be woken when more are wanted."""
+
+
 class Drain(Act, frozen=True, kw_only=True):
     """Place no more on it, and let what runs finish."""
 
@@ -92,4 +97,4 @@ class Forget(Act, frozen=True, kw_only=True):
     """Nothing runs there: drop its launch."""
 
 
-Action = Ask | Start | Adopt | Settle | Fail | Wake | Drain | AskStop | Stop | Forget
+Action = Ask | Start | Adopt | Settle | Fail | Wake | Sleep | Drain | AskStop | Stop | Forget

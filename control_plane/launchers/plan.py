@@ -4,6 +4,7 @@
 between. Each action may be lost or made twice: the next round sees what came of it.
 
     too few    wake those that sleep, then start
+    too cold   too few asleep: more are started, and the least busy put to sleep
     too many   those not ready yet, then the least busy, then the newest: drained, then stopped
     leaving    drained by an operator, or its machine is taken back: replaced at once
     ended      started again after a pause that doubles, up to a bound
@@ -25,6 +26,7 @@ from control_plane.launchers.actions import (
     Forget,
     PlanRules,
     Seen,
+    Sleep,
     Stop,
     Wake,
     Wanted,
@@ -100,14 +102,25 @@ class _Round:
         if wanted.draining:
             # Its replicas hear of it by themselves; those launched are not to come back.
             yield from self._retire([*awake, *asleep], "its deployment drains")
-        elif len(awake) < want:
-            missing = want - len(awake)
-            for name in asleep[:missing]:
-                yield Wake(replica_id=name, reason=told)
-            yield from self._more(wanted, missing - len(asleep), told)
         else:
-            least_missed = sorted(awake, key=self._worth)
-            yield from self._retire(least_missed[: len(awake) - want], told)
+            yield from self._level(wanted, want, awake, asleep, told)
+
+    def _level(
+        self, wanted: Wanted, want: int, awake: list[str], asleep: list[str], told: str
+    ) -> Iterator[Action]:
+        """Wake at once and start behind; what is there for the warm pool goes to sleep."""
+        woken = asleep[: max(0, want - len(awake))]
+        for name in woken:
+            yield Wake(replica_id=name, reason=told)
+        spare = max(0, wanted.warm - (len(asleep) - len(woken)))
+        yield from self._more(wanted, want + spare - len(awake) - len(woken), told)
+        least_missed = sorted(awake, key=self._worth)
+        serving = [name for name in least_missed if self._condition(name) is Condition.SERVING]
+        tired = serving[: max(0, min(spare, len(serving) - want))]
+        for name in tired:
+            yield Sleep(replica_id=name, reason=f"{wanted.warm} are kept warm")
+        rest = [name for name in least_missed if name not in tired]
+        yield from self._retire(rest[: max(0, len(awake) - want - spare)], told)
 
     def _members(self, deployment: str) -> tuple[list[str], list[str]]:
         """Those that serve or are about to, and those that sleep."""

@@ -25,6 +25,7 @@ from control_plane.launchers.actions import (
     PlanRules,
     Seen,
     Settle,
+    Sleep,
     Start,
     Stop,
     Wake,
@@ -125,6 +126,8 @@ class LaunchReconciler:
                 await self._start(name, now)
             case Wake():
                 await self._wake(now.replicas[name], now.now_ms)
+            case Sleep():
+                await self._sleep(now.replicas[name])
             case Stop():
                 await asyncio.to_thread(self._launcher.stop, name, grace_ms=self._stop_ms)
             case Forget():
@@ -169,6 +172,13 @@ class LaunchReconciler:
         self._wakes[name] = _Pause(now_ms + next_ms, next_ms)
         facts = {"replica": name, "reason": refused}
         _log.warning("a replica does not wake", extra={"facts": facts})
+
+    async def _sleep(self, replica: ReplicaRow) -> None:
+        """Asked again each round until it sleeps."""
+        refused = await self._services.replicas.sleep(replica.url)
+        if refused:
+            facts = {"replica": replica.replica_id, "reason": refused}
+            _log.warning("a replica does not sleep", extra={"facts": facts})
 
     async def _note(
         self, conn: Connection, action: Ask | Adopt | Settle | Fail | Drain | AskStop, now: _Now
@@ -245,6 +255,7 @@ def wanted_of(deployment: Deployment) -> Wanted:
     return Wanted(
         deployment=deployment.name,
         replicas=deployment.replicas_desired,
+        warm=deployment.replicas_warm,
         launcher=deployment.launcher,
         draining=deployment.desired_state is DesiredState.DRAINING,
     )

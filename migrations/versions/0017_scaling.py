@@ -57,9 +57,16 @@ CREATE TRIGGER scaling_decisions_are_final
     FOR EACH STATEMENT EXECUTE FUNCTION refuse_change();
 """
 
+# Kept asleep beside those that serve.
+WARM = """
+ALTER TABLE deployments
+    ADD COLUMN replicas_warm integer NOT NULL DEFAULT 0,
+    ADD CONSTRAINT deployments_replicas_warm_check CHECK (replicas_warm >= 0);
+"""
+
 
 def upgrade() -> None:
-    for statements in (POLICIES, STATES, DECISIONS):
+    for statements in (POLICIES, STATES, DECISIONS, WARM):
         op.execute(statements)
 
 

@@ -42,12 +42,12 @@ ON CONFLICT (name) DO NOTHING
 RETURNING name;
 
 -- name: deployment
-SELECT name, version, region, desired_state, replicas_desired, launcher, spec,
+SELECT name, version, region, desired_state, replicas_desired, replicas_warm, launcher, spec,
        CAST(floor(extract(epoch FROM created_at) * 1000) AS bigint) AS created_ms
   FROM deployments WHERE name = :name;
 
 -- name: deployments_page
-SELECT name, version, region, desired_state, replicas_desired, launcher, spec,
+SELECT name, version, region, desired_state, replicas_desired, replicas_warm, launcher, spec,
        CAST(floor(extract(epoch FROM created_at) * 1000) AS bigint) AS created_ms
   FROM deployments WHERE name > :after ORDER BY name LIMIT :limit;
 
@@ -56,6 +56,9 @@ UPDATE deployments SET desired_state = :desired_state WHERE name = :name RETURNI
 
 -- name: set_replicas_desired
 UPDATE deployments SET replicas_desired = :replicas_desired WHERE name = :name RETURNING name;
+
+-- name: set_replicas_warm
+UPDATE deployments SET replicas_warm = :replicas_warm WHERE name = :name;
 
 -- name: set_launching
 UPDATE deployments SET launcher = :launcher, spec = :spec WHERE name = :name;

@@ -31,7 +31,7 @@ SELECT target, body, version,
 
 -- name: governed
 -- Each running deployment with the policy that governs it.
-SELECT d.name AS deployment, d.version, d.region, d.replicas_desired, p.body, s.state,
+SELECT d.name AS deployment, d.version, d.region, d.replicas_desired, d.replicas_warm, p.body, s.state,
        (SELECT count(*) FROM deployments e
          WHERE e.version = d.version AND e.region = d.region AND e.desired_state = 'running')
            AS sharing
@@ -45,7 +45,7 @@ SELECT d.name AS deployment, d.version, d.region, d.replicas_desired, p.body, s.
 
 -- name: governable
 -- The running deployments of a model, or one of them, whatever governs them.
-SELECT d.name AS deployment, d.version, d.region, d.replicas_desired, s.state,
+SELECT d.name AS deployment, d.version, d.region, d.replicas_desired, d.replicas_warm, s.state,
        CAST(NULL AS jsonb) AS body,
        (SELECT count(*) FROM deployments e
          WHERE e.version = d.version AND e.region = d.region AND e.desired_state = 'running')

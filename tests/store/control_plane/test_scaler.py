@@ -12,7 +12,7 @@ from control_plane.scaler import Scaler, plan_for, policy_of, signals_now
 from control_plane.scaling.signals import Missing, Observed, Phase
 from core.fleet import ReplicaState
 from core.ids import pool_id
-from store import fleet, scaling
+from store import fleet, registry, scaling
 from store.dispatch import Dispatch
 from store.keys import POOL_PARTS, pool_keys
 from store.leader import NotLeaderError
@@ -270,3 +270,12 @@ async def test_decisions_are_final_and_bounded(plane):
     answer = await plane.admin("GET", "/scaling-decisions", limit=1)
     older = await plane.admin("GET", "/scaling-decisions", before=answer.json()["before"])
     assert [one["id"] for one in older.json()["decisions"]] == [second["id"]]
+
+
+async def test_the_warm_pool_of_a_policy_is_written_for_launchers(plane):
+    await put(plane, min_replicas=1, warm_replicas=2)
+    await Scaler(plane.services).round()
+    async with plane.services.postgres.connection() as conn:
+        found = await registry.deployment(conn, "d")
+    assert found is not None
+    assert (found.replicas_desired, found.replicas_warm) == (1, 2)
