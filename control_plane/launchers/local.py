@@ -31,7 +31,7 @@ from core.launch import LaunchSpec, Place
 from core.worker_spec import LauncherKind, spec_environment
 
 LOG_BYTES_MAX = 64 * 1024 * 1024  # then it becomes <name>.log.1 at the next start
-TAKE_LOCK_S = 1.0
+TAKE_LOCK_S = 0.3
 POLL_S = 0.01
 # The shell writes its pid and becomes the worker: no moment in which it is not known.
 WRITE_PID = 'echo $$ > "$0" && exec "$@"'

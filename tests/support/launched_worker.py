@@ -47,7 +47,7 @@ class LaunchedWorker(ScriptedWorker):
         self._client = httpx.AsyncClient(base_url=self.own["CONTROL_PLANE_URL"], timeout=5)
 
     def reclaim(self) -> None:
-        self.ending.ask("its machine is taken back", within_ms=2000, now_ms=now_ms())
+        self.ending.ask("its machine is taken back", within_ms=20_000, now_ms=now_ms())
 
     async def life(self) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.reclaim)

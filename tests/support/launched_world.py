@@ -66,6 +66,20 @@ class Plane:
                     return names
                 await asyncio.sleep(0.05)
 
+    async def busy(self, requests: int) -> bool:
+        """Whether so many run, as their workers tell."""
+        return sum(row["running"] for row in await self.replicas()) == requests
+
+    async def is_another(self, replica_id: str, pid: int | None) -> bool:
+        """Whether another process runs for the id."""
+        place = self.alive().get(replica_id)
+        return place is not None and place.pid not in (None, pid)
+
+    async def is_reborn(self, boots: dict[str, str]) -> bool:
+        """Whether exactly one of these lives has given way to another."""
+        now = {row["replica_id"]: row["boot_id"] for row in await self.replicas()}
+        return sum(now.get(name) not in (None, boot) for name, boot in boots.items()) == 1
+
     def alive(self) -> dict[str, Place]:
         return {place.replica_id: place for place in self.launcher.places() if place.alive}
 
@@ -140,3 +154,5 @@ def kill_all(launcher: LocalLauncher) -> None:
         if place.alive and place.pid is not None:
             with suppress(ProcessLookupError):
                 os.killpg(place.pid, signal.SIGKILL)
+    for child in launcher._children.values():
+        child.wait(WAIT_S)
