@@ -6,6 +6,7 @@ as many requests as their weights leave (Kish's effective size). Requests of the
 strata which the stable has not are left out; too many of them, and nothing is comparable.
 """
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from itertools import accumulate
 
@@ -235,10 +236,6 @@ def middle(bucket: int) -> float:
 
 def _at(spread: Spread, quantile: float) -> int:
     """The bucket in which a quantile was measured."""
-    reached = 0.0
     buckets = sorted(spread.shares)
-    for bucket in buckets:
-        reached += spread.shares[bucket]
-        if reached >= quantile:
-            return bucket
-    return buckets[-1]
+    place = bisect_left(list(accumulate(spread.shares[b] for b in buckets)), quantile)
+    return buckets[min(place, len(buckets) - 1)]

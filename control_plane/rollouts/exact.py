@@ -15,7 +15,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 TERMS_MAX = 20_000  # of the continued fraction: it takes some multiple of the size's square root
-HALVINGS = 60  # of an interval, down to the last bits of a double
+HALVINGS = 22  # of an interval some deviations wide
 TINY = 1e-300
 CLOSE = 1e-14
 
@@ -64,7 +64,10 @@ def rate_high(hits: float, size: float, chance: float) -> float:
     """The largest rate under which so few hits are not too unlikely."""
     if hits >= size:
         return 1.0
-    low, high = 0.0, 1.0
+    low = high = hits / size
+    step = (1 + math.sqrt(hits * (1 - low))) / size
+    while high < 1 and at_most(hits, size, high) > chance:
+        low, high, step = high, min(1.0, high + step), 2 * step
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if at_most(hits, size, middle) > chance else (low, middle)

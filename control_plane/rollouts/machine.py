@@ -68,7 +68,8 @@ def advance(rollout: Rollout, observed: Observed, now_ms: int) -> Decision:
     if is_old(rollout, observed.table):
         return _decided(rollout, (Move(rollout),), observed, now_ms)
     before, moves = rollout, list[Move]()
-    for _ in range(MOVES_MAX):
+    while True:
+        assert len(moves) < MOVES_MAX
         move = LOOKS[rollout.state](rollout, observed, tick)
         moves.append(move)
         if move.event is None or move.write is not None or move.rollout.closed:
