@@ -115,22 +115,7 @@ class Gateway:
         settings = self.settings
         self._clock = asyncio.get_running_loop().time
         self._spool.open()
-        self._postgres = await Postgres.open(
-            PostgresConfig(
-                database_url=settings.database_url,
-                application_name=f"headworks {self.id}",
-                connections_max=POSTGRES_CONNECTIONS,
-                transaction_timeout_s=POSTGRES_BLOCK_S,
-            )
-        )
-        self._responses_postgres = await Postgres.open(
-            PostgresConfig(
-                database_url=settings.database_url,
-                application_name=f"headworks responses {self.id}",
-                connections_max=RESPONSES_CONNECTIONS,
-                transaction_timeout_s=POSTGRES_BLOCK_S,
-            )
-        )
+        await self._open_postgres()
         ring = read_key_ring(settings.responses_keys)
         seal = AnswerSeal(ring, os.urandom)
         self.kept_responses = KeptResponses(
@@ -246,6 +231,26 @@ class Gateway:
         return ids.request_id(self.settings.region, os.urandom(ids.REQUEST_ENTROPY_BYTES), now_ms())
 
     # Opening.
+
+    async def _open_postgres(self) -> None:
+        """Two pools: however often kept responses are read, look-ups have their own."""
+        settings = self.settings
+        self._postgres = await Postgres.open(
+            PostgresConfig(
+                database_url=settings.database_url,
+                application_name=f"headworks {self.id}",
+                connections_max=POSTGRES_CONNECTIONS,
+                transaction_timeout_s=POSTGRES_BLOCK_S,
+            )
+        )
+        self._responses_postgres = await Postgres.open(
+            PostgresConfig(
+                database_url=settings.database_url,
+                application_name=f"headworks responses {self.id}",
+                connections_max=RESPONSES_CONNECTIONS,
+                transaction_timeout_s=POSTGRES_BLOCK_S,
+            )
+        )
 
     async def _first_contact(self) -> None:
         until_s = self._clock() + self.settings.start_timeout_ms / 1000
