@@ -9,21 +9,21 @@ TENTHS_MS = 10  # below, a tenth is worth reading; likewise below this share
 TENTHS_SHARE = 0.1
 SHORT_CHARS, SHORTENED_CHARS = 14, 10
 NOTHING = "—"
-_UNITS = ((1_000_000_000, "B"), (1_000_000, "M"), (1_000, "k"))
+_UNITS = ((10**12, "T"), (1_000_000_000, "B"), (1_000_000, "M"), (1_000, "k"))
 
 
 def count(value: float | None) -> str:
     """With three digits and a unit.
 
-    >>> [count(n) for n in (None, 0, 999, 1_234, 56_789, 12_345_678)]
-    ['—', '0', '999', '1.23k', '56.8k', '12.3M']
+    >>> [count(n) for n in (None, 0, 999, 0.25, 1_234, 56_789, 999_999, 12_345_678)]
+    ['—', '0', '999', '0.25', '1.23k', '56.8k', '1000k', '12.3M']
     """
     if value is None:
         return NOTHING
     for size, unit in _UNITS:
         if abs(value) >= size:
-            return f"{value / size:.3g}{unit}"
-    return f"{value:.0f}" if value == int(value) else f"{value:.3g}"
+            return f"{_three_digits(value / size)}{unit}"
+    return f"{value:.0f}" if value == int(value) else _three_digits(value)
 
 
 def rate(per_s: float) -> str:
@@ -51,7 +51,8 @@ def milliseconds(value: float | None) -> str:
 
 
 def _three_digits(value: float) -> str:
-    whole = len(str(int(value)))
+    """Without an exponent, whatever it is."""
+    whole = len(str(abs(int(value))))
     return f"{value:.{max(0, 3 - whole)}f}"
 
 

@@ -1,0 +1,72 @@
+"""The console's pages: who sees them, and what they say where nothing can be shown."""
+
+import pytest
+
+from tests.support.control_plane import ADMIN_TOKEN, running, the_settings
+
+pytestmark = [pytest.mark.services, pytest.mark.anyio]
+
+HEADERS = {"authorization": f"Bearer {ADMIN_TOKEN}"}
+PAGES = (
+    "", "/fleet", "/models", "/rollouts", "/rollouts/none", "/scaling", "/tenants",
+    "/tenants/ten_none", "/usage", "/safety", "/users", "/audit", "/playground",
+)  # fmt: skip
+
+
+async def test_every_page_has_something_to_say_before_anything_is_there(plane):
+    for path in PAGES:
+        answer = await plane.client.get(f"/console{path}", headers=HEADERS)
+        assert answer.status_code == 200, path
+        assert "<h1>" in answer.text
+        assert "script-src 'self'" in answer.headers["content-security-policy"]
+        assert answer.headers["cache-control"] == "no-store"
+
+
+async def test_a_page_that_renews_itself_gets_its_middle_alone(plane):
+    headers = HEADERS | {"hx-request": "true"}
+    answer = await plane.client.get("/console/fleet", headers=headers)
+    assert "<h1>Fleet</h1>" in answer.text
+    assert "<html" not in answer.text
+
+
+async def test_whoever_is_not_signed_in_is_led_to_where_one_signs_in(plane):
+    for path in PAGES:
+        answer = await plane.client.get(f"/console{path}")
+        assert (answer.status_code, answer.headers["location"]) == (302, "/console/sign-in"), path
+    answer = await plane.client.get("/console/fleet", headers={"hx-request": "true"})
+    assert answer.headers["hx-redirect"] == "/console/sign-in"
+    asked = await plane.client.post("/console/playground/chat", json={})
+    assert asked.status_code == 302
+
+
+async def test_what_is_asked_for_wrongly_is_no_page(plane):
+    answer = await plane.client.get("/console?minutes=x", headers=HEADERS)
+    assert answer.status_code == 422
+    answer = await plane.client.get("/console?minutes=7", headers=HEADERS)
+    assert "cannot be shown now" in answer.text
+
+
+async def test_a_name_is_text_and_never_markup(plane):
+    name = "<script>alert(1)</script>"
+    await plane.made("/tenants", {"name": name})
+    answer = await plane.client.get("/console/tenants", headers=HEADERS)
+    assert "&lt;script&gt;alert(1)" in answer.text
+    assert name not in answer.text
+
+
+async def test_without_postgres_pages_say_what_cannot_be_shown(own_postgres, valkey_url):
+    from store.migrate import upgrade  # noqa: PLC0415 - tests that need no database load without it
+
+    upgrade(url := own_postgres.create_database("console"))
+    async with running(the_settings(url, valkey_url)) as plane:
+        own_postgres.running.stop()
+        answer = await plane.client.get("/console/fleet", headers=HEADERS, timeout=60)
+    assert answer.status_code == 200
+    assert "cannot be shown now" in answer.text
+
+
+async def test_without_a_gateway_the_playground_is_refused(plane):
+    answer = await plane.client.post(
+        "/console/playground/chat", json={}, headers=HEADERS | {"x-playground-key": "hwk_x"}
+    )
+    assert answer.status_code == 503
