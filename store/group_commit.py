@@ -19,13 +19,13 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 import psycopg
 
+from store.lane_connection import LaneConnection
 from store.postgres import (
     OPERATIONAL,
-    Connection,
     PostgresConfig,
     ReadOnlyError,
     StoreAwayError,
-    connect,
+    connect_as,
     cut,
 )
 
@@ -74,11 +74,11 @@ class Work(Protocol[Command_contra, Answer_co]):
         """What the command must lock."""
 
     async def run(
-        self, conn: Connection, commands: Sequence[Command_contra]
+        self, conn: LaneConnection, commands: Sequence[Command_contra]
     ) -> Sequence[Answer_co]:
         """Do them all, or none and raise. Doing them again must give the same answers."""
 
-    async def free(self, conn: Connection, accounts: Sequence[str]) -> set[str]:
+    async def free(self, conn: LaneConnection, accounts: Sequence[str]) -> set[str]:
         """Which of these nobody holds locked just now."""
 
 
@@ -173,7 +173,7 @@ class Lane(Generic[Command, Answer]):
         self._sent: Sequence[Item[Command, Answer]] = ()
         self._wake = asyncio.Event()
         self._closing = False
-        self._conn: Connection | None = None
+        self._conn: LaneConnection | None = None
         self._away_since: float | None = None
         self._reaper: asyncio.TimerHandle | None = None
         self._task = self._loop.create_task(self._run(), name="ledger lane")
@@ -316,27 +316,35 @@ class Lane(Generic[Command, Answer]):
         later = [item for item in self._queue if item.key in keys]
         self._queue = deque([*others, *items, *later])
 
-    async def _bounded(self, conn: Connection, work: Coroutine[Any, Any, Result]) -> Result:
+    async def _bounded(self, conn: LaneConnection, work: Coroutine[Any, Any, Result]) -> Result:
         """Raises StoreAwayError for whatever may be over when tried again, but locks."""
-        task = self._loop.create_task(work)
+        config = self._config
+        overdue = self._loop.call_later(config.try_timeout_s, cut, conn)
         try:
-            done, _ = await asyncio.wait({task}, timeout=self._config.try_timeout_s)
-            if not done:
-                cut(conn)
-                await asyncio.wait({task}, timeout=self._config.retry_pause_max_s)
-                await self._disconnect()
-            return await _result(task)
-        except ReadOnlyError:
-            await self._disconnect()  # another server may have taken over by now
+            # Who waits for a connection that is cut hears of it; this is for all else.
+            async with asyncio.timeout(config.try_timeout_s + config.retry_pause_max_s):
+                return await work
+        except TimeoutError as error:
+            await self._disconnect()
+            raise StoreAwayError("Postgres did not answer in time") from error
+        except psycopg.errors.LockNotAvailable:
             raise
+        except psycopg.errors.ReadOnlySqlTransaction as error:
+            await self._disconnect()  # another server may have taken over by now
+            raise ReadOnlyError(str(error)) from error
+        except OPERATIONAL as error:
+            raise StoreAwayError(str(error)) from error
         finally:
+            overdue.cancel()
             if conn.closed:
                 await self._disconnect()
 
-    async def _connected(self) -> Connection:
+    async def _connected(self) -> LaneConnection:
         if self._conn is None:
             try:
-                self._conn = await connect(self._config.postgres, options=self._options)
+                self._conn = await connect_as(
+                    LaneConnection, self._config.postgres, options=self._options
+                )
             except StoreAwayError:
                 if self._away_since is None:
                     self._away_since = self._loop.time()
@@ -370,17 +378,3 @@ class Lane(Generic[Command, Answer]):
         if self._divert is None and not self.away:  # the siding, and nothing else to wait for
             return AccountLockedError("its account is locked by somebody else")
         return LedgerAwayError("Postgres did not answer in time")
-
-
-async def _result(task: asyncio.Task[Result]) -> Result:
-    if not task.done():
-        task.cancel()
-        raise StoreAwayError("Postgres did not answer in time")
-    try:
-        return await task
-    except psycopg.errors.LockNotAvailable:
-        raise
-    except psycopg.errors.ReadOnlySqlTransaction as error:
-        raise ReadOnlyError(str(error)) from error
-    except OPERATIONAL as error:
-        raise StoreAwayError(str(error)) from error

@@ -7,10 +7,6 @@ released, since it may have been done; repeating any command is safe.
 """
 
 import zlib
-from collections.abc import Sequence
-from typing import Any, TypeAlias
-
-import msgspec
 
 from core.grants import floor_micro
 from core.ledger import release
@@ -26,9 +22,7 @@ from core.metering import (
     TopUp,
     Witness,
 )
-from core.money import BILLS_TOKENS, EndCause
 from core.protocol import Usage
-from core.witnesses import heard_from
 from store.accounts import account, open_account, set_hard_cap
 from store.group_commit import (
     AccountLockedError,
@@ -37,8 +31,8 @@ from store.group_commit import (
     LedgerAwayError,
     LedgerRejectedError,
 )
-from store.postgres import Connection, PostgresConfig
-from store.queries import load
+from store.ledger_commands import BILLING_CAUSES, Answer, Command, Commands
+from store.postgres import PostgresConfig
 
 __all__ = [
     "BILLING_CAUSES",
@@ -52,15 +46,7 @@ __all__ = [
     "set_hard_cap",
 ]
 
-Command: TypeAlias = Reserve | TopUp | Settle | Witness | Adjust
-Answer: TypeAlias = Reserved | LedgerRefused | Settled | Adjusted | None
-
 WITNESSES = ("journal", "checkpoint")
-HEARD = "heard of "  # and a request: in the place of its account, whose name we do not know
-BILLING_CAUSES = [cause.value for cause, bills in BILLS_TOKENS.items() if bills]
-
-_sql = load("ledger")
-_json = msgspec.json.Encoder()
 
 
 class NotReservedError(Exception):
@@ -71,7 +57,7 @@ class Ledger:
     """One for each process; safe for any number of concurrent callers on one event loop."""
 
     def __init__(self, config: GroupCommitConfig, lanes: int) -> None:
-        self._lanes = [GroupCommit[Command, Answer](config, _Commands()) for _ in range(lanes)]
+        self._lanes = [GroupCommit[Command, Answer](config, Commands()) for _ in range(lanes)]
 
     @classmethod
     async def open(
@@ -160,159 +146,6 @@ class Ledger:
 
     def _lane(self, account_or_request: str) -> GroupCommit[Command, Answer]:
         return self._lanes[zlib.crc32(account_or_request.encode()) % len(self._lanes)]
-
-
-class _Commands:
-    """How a batch of commands is said in SQL."""
-
-    def key(self, command: Command) -> str:
-        return f"adjust {command.id}" if isinstance(command, Adjust) else command.request_id
-
-    def account(self, command: Command) -> str:
-        # A witness does not say whose request it is: see `free`.
-        if isinstance(command, Witness):
-            return HEARD + command.request_id
-        return command.tenant_id
-
-    async def run(self, conn: Connection, commands: Sequence[Command]) -> Sequence[Answer]:
-        answers: list[Answer] = [None] * len(commands)
-        by_kind: dict[str, list[int]] = {kind: [] for kind in _KINDS.values()}
-        for position, command in enumerate(commands):
-            by_kind[_KINDS[type(command)]].append(position)
-        witnesses, adjusts = by_kind.pop("witness"), by_kind.pop("adjust")
-        if any(by_kind.values()):
-            await self._apply(conn, commands, by_kind, answers)
-        if witnesses:
-            await self._reconcile(conn, commands, witnesses, answers)
-        for at in adjusts:
-            answers[at] = await self._adjust(conn, commands[at])
-        return answers
-
-    async def free(self, conn: Connection, accounts: Sequence[str]) -> set[str]:
-        heard = [name.removeprefix(HEARD) for name in accounts if name.startswith(HEARD)]
-        cursor = await conn.execute(_sql["whose"], {"request_ids": heard})
-        whose: dict[str, str | None] = dict(await cursor.fetchall())
-        tenants = [*accounts, *filter(None, whose.values())]
-        cursor = await conn.execute(_sql["free_accounts"], {"tenants": tenants})
-        free = {tenant_id for (tenant_id,) in await cursor.fetchall()}
-        return free | {HEARD + name for name in heard if whose.get(name) in free | {None}}
-
-    async def _apply(
-        self,
-        conn: Connection,
-        commands: Sequence[Command],
-        by_kind: dict[str, list[int]],
-        answers: list[Answer],
-    ) -> None:
-        parameters: dict[str, Any] = {
-            f"{kind}s": _json.encode([commands[at] for at in positions]).decode()
-            if positions
-            else None
-            for kind, positions in by_kind.items()
-        }
-        parameters["tenants"] = list(
-            {self.account(commands[at]) for positions in by_kind.values() for at in positions}
-        )
-        parameters["billing_causes"] = BILLING_CAUSES
-        cursor = conn.cursor(binary=True)
-        statement = "apply_keyed" if any(map(_has_key, commands)) else "apply"
-        await cursor.execute(_sql[statement], parameters, prepare=True)
-        for kind, n, *columns in await cursor.fetchall():
-            answers[by_kind[kind][n - 1]] = _answer(kind, columns)
-
-    async def _reconcile(
-        self,
-        conn: Connection,
-        commands: Sequence[Command],
-        positions: list[int],
-        answers: list[Answer],
-    ) -> None:
-        words = []
-        for at in positions:
-            witness = commands[at]
-            assert isinstance(witness, Witness)
-            words.append(
-                {
-                    "request_id": witness.request_id,
-                    "attempt": witness.attempt,
-                    "source": witness.source,
-                    **msgspec.structs.asdict(heard_from(witness)),
-                }
-            )
-        # Two transactions, in this order: see ledger_recount.
-        hear = "hear" if any(word["source"] != "checkpoint" for word in words) else "hear_softly"
-        await conn.execute(_sql[hear], {"witnesses": _json.encode(words).decode()})
-        cursor = await conn.execute(
-            _sql["recount"],
-            {
-                "request_ids": [commands[at].request_id for at in positions],
-                "billing_causes": BILLING_CAUSES,
-            },
-        )
-        for kind, n, *columns in await cursor.fetchall():
-            answers[positions[n - 1]] = _answer(kind, columns)
-
-    async def _adjust(self, conn: Connection, word: Command) -> Answer:
-        parameters = {"word": _json.encode(word).decode(), "billing_causes": BILLING_CAUSES}
-        cursor = await conn.execute(_sql["adjust"], parameters)
-        row = await cursor.fetchone()
-        assert row is not None
-        *refusal, entry, delta_micro, posted_micro, credit_micro = row
-        if refusal[0] is not None:
-            return _refused(refusal)
-        return Adjusted(
-            entry=entry,
-            delta_micro=delta_micro,
-            posted_micro=posted_micro,
-            credit_micro=credit_micro,
-        )
-
-
-_KINDS: dict[type[Command], str] = {
-    Adjust: "adjust",
-    Settle: "settle",
-    TopUp: "top_up",
-    Reserve: "reserve",
-    Witness: "witness",
-}
-
-
-def _answer(kind: str, columns: Sequence[Any]) -> Answer:
-    if columns[0] is not None:
-        return _refused(columns[:6])
-    if kind != "settle":
-        return Reserved(reserved_micro=columns[2])
-    billed_micro, cause, prompt, cached, output, write_5m, write_1h, reasoning = columns[6:]
-    return Settled(
-        billed_micro=billed_micro,
-        metered=Usage(
-            prompt_tokens=prompt,
-            cached_tokens=cached,
-            output_tokens=output,
-            cache_write_5m_tokens=write_5m,
-            cache_write_1h_tokens=write_1h,
-            reasoning_tokens=reasoning,
-        ),
-        cause=EndCause(cause),
-    )
-
-
-def _refused(columns: Sequence[Any]) -> LedgerRefused:
-    reason, limit, reserved_micro, posted_micro, hard_cap_micro, fits_micro = columns
-    return LedgerRefused(
-        reason=reason,
-        limit=limit or "",
-        reserved_micro=reserved_micro or 0,
-        posted_micro=posted_micro or 0,
-        hard_cap_micro=hard_cap_micro or 0,
-        fits_micro=fits_micro or 0,
-    )
-
-
-def _has_key(command: Command) -> bool:
-    return (isinstance(command, Reserve) and command.claim is not None) or (
-        isinstance(command, Settle) and command.kept is not None
-    )
 
 
 def _check(usage: Usage) -> None:

@@ -12,7 +12,7 @@ import select
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 import psycopg
@@ -53,7 +53,7 @@ class PostgresConfig(msgspec.Struct, frozen=True, kw_only=True):
     transaction_timeout_s: float = 15.0  # a whole `transaction()` or `connection()` block
 
 
-class _Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
+class BoundedConnection(psycopg.AsyncConnection[tuple[Any, ...]]):
     """Leaves a server that does not answer: its caller may be cancelled and must not wait."""
 
     async def cancel_safe(self, *, timeout: float = CANCEL_TIMEOUT_S) -> None:  # noqa: ASYNC109 - psycopg's
@@ -65,6 +65,9 @@ class _Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
             raise
 
 
+AnyConnection = TypeVar("AnyConnection", bound=BoundedConnection)
+
+
 class Postgres:
     """A pool. A connection that the server has closed is noticed when taken, at no round trip."""
 
@@ -72,7 +75,7 @@ class Postgres:
         self._config = config
         self.pool: AsyncConnectionPool[Connection] = AsyncConnectionPool(
             conninfo(config, read_only=True),
-            connection_class=_Connection,
+            connection_class=BoundedConnection,
             kwargs={"autocommit": True},
             min_size=config.connections_min,
             max_size=config.connections_max,
@@ -148,9 +151,20 @@ async def connect(config: PostgresConfig, *, options: dict[str, str] | None = No
     Raises:
         StoreAwayError: There was none within `connect_timeout_s`.
     """
+    return await connect_as(BoundedConnection, config, options=options)
+
+
+async def connect_as(
+    kind: type[AnyConnection], config: PostgresConfig, *, options: dict[str, str] | None = None
+) -> AnyConnection:
+    """The same, as a connection of this kind.
+
+    Raises:
+        StoreAwayError: There was none within `connect_timeout_s`.
+    """
     try:
         async with asyncio.timeout(config.connect_timeout_s):
-            return await _Connection.connect(
+            return await kind.connect(
                 # A standby is as good as nobody.
                 make_conninfo(
                     conninfo(config, read_only=False, options=options or {}),

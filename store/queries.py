@@ -6,7 +6,7 @@ percent signs doubled, as psycopg wants; those without are run without any.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -52,6 +52,13 @@ def load(name: str) -> Queries:
     """The statements of `store/sql/<name>.sql`."""
     path = SQL_DIRECTORY / f"{name}.sql"
     return Queries(path.read_text(encoding="utf-8"), path.name)
+
+
+def numbered(statement: bytes, names: Sequence[str]) -> bytes:
+    """The same statement with these parameters as $1, $2, …, as the server itself has them."""
+    for number, name in enumerate(names, 1):
+        statement = statement.replace(b"%%(%b)s" % name.encode(), b"$%d" % number)
+    return statement.replace(b"%%", b"%")
 
 
 def _prepare(body: str) -> bytes:
