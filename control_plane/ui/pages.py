@@ -48,10 +48,10 @@ async def overview(request: Asked, console: Ui, minutes: Minutes = 15) -> Respon
         shown["figures"] = views.pulse_figures(picture["points"], span_ms)
         shown["charts"] = views.pulse_charts(picture)
     if found["deployments"].ok and found["replicas"].ok:
-        shown["pools"] = views.pools(
+        pools = views.pools(
             found["deployments"].data["deployments"], found["replicas"].data["replicas"]
         )
-        shown["fleet"] = views.fleet_figures(shown["pools"])
+        shown |= {"pools": pools, "fleet": views.fleet_figures(pools)}
     return await console.page(request, "overview.html", **shown)
 
 
