@@ -4,9 +4,9 @@ import argparse
 import os
 import sys
 
-from cli import chat, check, down, logs, models, seed, status, up
+from cli import chat, check, down, logs, models, seed, status, up, users
 
-COMMANDS = (up, down, status, logs, chat, check, models, seed)
+COMMANDS = (up, down, status, logs, chat, check, models, seed, users)
 
 
 def main() -> int:

@@ -1,56 +1,17 @@
 """The process itself: what stops its start, what it logs, and how it ends."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.support.control_plane import ADMIN_TOKEN, PEPPER, SECRET
+from tests.support.control_plane import ADMIN_TOKEN, SECRET
+from tests.support.control_plane_process import environ, start, wait_live
 from tests.support.services import free_port
 
 pytestmark = pytest.mark.services
-
-ROOT = Path(__file__).parents[3]
-
-
-def environ(postgres_url, valkey_url, port):
-    return {
-        "PATH": os.environ["PATH"],
-        "DATABASE_URL": postgres_url,
-        "REDIS_URL": valkey_url,
-        "HEADWORKS_INTERNAL_SECRET": SECRET,
-        "HEADWORKS_KEY_PEPPER": PEPPER,
-        "HEADWORKS_ADMIN_TOKEN": ADMIN_TOKEN,
-        "HEADWORKS_CONTROL_PLANE_PORT": str(port),
-    }
-
-
-def start(env):
-    return subprocess.Popen(
-        [sys.executable, "-m", "control_plane"],
-        cwd=ROOT,
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def wait_live(port, child):
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        assert child.poll() is None, child.communicate()
-        try:
-            return httpx.get(f"http://127.0.0.1:{port}/health/live").raise_for_status()
-        except httpx.TransportError:
-            time.sleep(0.05)
-    raise AssertionError("it did not come up")
 
 
 def test_it_starts_serves_logs_json_and_ends_when_told(postgres_url, valkey_url):
