@@ -69,6 +69,7 @@ soak: $(DEV_STAMP) ## kill gateways, workers and Postgres 1,000 times, the real 
 	@SOAK_PRESSURE=$${SOAK_PRESSURE:-60} $(BIN)/python -m pytest -q --timeout=3600 \
 		tests/simulation/test_overload.py
 	@$(BIN)/python -m tests.soak.overload
+	@$(BIN)/python -m tests.soak.drain
 	@$(BIN)/python -m tests.soak.fairness
 	@SOAK_LIMITS=$${SOAK_LIMITS:-1000} $(BIN)/python -m pytest -q --timeout=3600 \
 		tests/store/dispatch/test_limit_twins.py

@@ -1,7 +1,8 @@
 """A worker without an engine, as a process of its own: what a launcher starts in quick tests.
 
 It registers, beats, drains and ends as the real one does, and answers as `ScriptedWorker`.
-`SCRIPT_TOKENS` and `SCRIPT_GAP_S` say what it answers with, `SCRIPT_MODE` what is wrong with it:
+`SCRIPT_TOKENS` and `SCRIPT_GAP_S` say what it answers with, `SCRIPT_RECLAIM_MS` how long it has
+after SIGTERM, and `SCRIPT_MODE` what is wrong with it:
 
     dies     ends at once, with 7
     mute     lives, and never registers
@@ -41,13 +42,14 @@ class LaunchedWorker(ScriptedWorker):
         self.default = answers(
             int(environ.get("SCRIPT_TOKENS", "5")), gap_s=float(environ.get("SCRIPT_GAP_S", "0"))
         )
+        self.reclaim_ms = int(environ.get("SCRIPT_RECLAIM_MS", "20000"))
         self.ending = Ending()
         self.state = ReplicaState.READY
         self._seq = 0
         self._client = httpx.AsyncClient(base_url=self.own["CONTROL_PLANE_URL"], timeout=5)
 
     def reclaim(self) -> None:
-        self.ending.ask("its machine is taken back", within_ms=20_000, now_ms=now_ms())
+        self.ending.ask("its machine is taken back", within_ms=self.reclaim_ms, now_ms=now_ms())
 
     async def life(self) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.reclaim)
