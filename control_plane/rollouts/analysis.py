@@ -45,6 +45,7 @@ WORDS: dict[Metric, str] = {
     "filtered": "filtered rate",
     "refused": "refusal rate",
     "cancelled": "rate of clients that left",
+    "unfinished": "requests still open",
     "first_token_p95": "time to first token, p95",
     "inter_token_p95": "time between tokens, p95",
     "output_tokens": "distribution of answer lengths",

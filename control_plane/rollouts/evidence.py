@@ -114,6 +114,8 @@ def pair(metric: Metric, canary: Side, stable: Side) -> Pair | None:
 
 def _by_stratum(metric: Metric, side: Side) -> dict[str, Histogram]:
     """What is not empty. A rate is a histogram of 0 and 1."""
+    if metric == "unfinished":  # nobody has sorted those that have not ended
+        return {"": _hits(side.open, side.begun)} if side.begun else {}
     found = {stratum.name: _counted(metric, stratum) for stratum in side.strata}
     return {name: counted for name, counted in found.items() if _size(counted)}
 

@@ -13,6 +13,7 @@ Metric = Literal[
     "filtered",  # ended by a safety filter
     "refused",  # the model said no, where that is measured
     "cancelled",  # the client left
+    "unfinished",  # began long enough ago, and is still open
     "first_token_p95",  # milliseconds
     "inter_token_p95",  # milliseconds
     "output_tokens",  # the shape of their distribution, as the largest gap between both
@@ -71,6 +72,7 @@ GATES = (
     Gate(metric="truncated", ratio=0.1, plus=0.03, role="guards"),
     Gate(metric="filtered", ratio=0.1, plus=0.02, role="guards"),
     Gate(metric="refused", ratio=0.1, plus=0.03, role="guards"),
+    Gate(metric="unfinished", ratio=0.5, plus=0.1, role="guards"),
     Gate(metric="tokens_mean", ratio=0.25, plus=10.0, role="guards"),
     Gate(metric="cost_mean", ratio=0.25, role="guards"),
     Gate(metric="cancelled", ratio=0.25, plus=0.03, role="told"),

@@ -73,6 +73,11 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
         """Those that ended."""
         return sum(stratum.ended for stratum in self.strata)
 
+    @property
+    def begun(self) -> int:
+        """Those that are open too."""
+        return self.requests + self.open
+
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """Both sides over the same window."""
@@ -90,7 +95,7 @@ def merged(one: Side | None, other: Side) -> Side:
     for stratum in other.strata:
         had = strata.get(stratum.name)
         strata[stratum.name] = stratum if had is None else _merged_stratum(had, stratum)
-    return Side(strata=tuple(strata.values())[:STRATA_MAX], open=other.open)
+    return Side(strata=tuple(strata.values())[:STRATA_MAX], open=one.open + other.open)
 
 
 def _merged_stratum(one: Stratum, other: Stratum) -> Stratum:

@@ -66,10 +66,11 @@ def looked(rollout: Rollout, observed: Observed, *, is_last: bool) -> tuple[Roll
     problem = unsound(sample)
     if problem is not None:
         return rollout, f"the measurements cannot be true: {problem}"
-    stable, fewest = sample.stable, min(sample.canary.requests, sample.stable.requests)
+    # By what began: a side on which everything hangs has something to show as well.
+    stable, fewest = sample.stable, min(sample.canary.begun, sample.stable.begun)
     if is_alone(rollout):
         assert rollout.baseline is not None
-        stable, fewest = rollout.baseline, sample.canary.requests
+        stable, fewest = rollout.baseline, sample.canary.begun
     step = rollout.plan.steps[rollout.step]
     due = look_due(fewest, step.least_requests, rollout.plan.rules.look_growth)
     if due and is_last:
@@ -80,7 +81,7 @@ def looked(rollout: Rollout, observed: Observed, *, is_last: bool) -> tuple[Roll
     if not rollout.look:
         return rollout, (
             f"{sample.canary.requests} requests of the canary and {stable.requests} of the stable "
-            f"have ended ({sample.canary.open} and {sample.stable.open} are open); "
+            f"have ended, {sample.canary.open} and {sample.stable.open} are open; "
             f"{step.least_requests} of each are needed"
         )
     return rollout, ""

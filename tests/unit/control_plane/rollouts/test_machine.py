@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from control_plane.rollouts import machine
-from control_plane.rollouts.samples import Window
+from control_plane.rollouts.samples import Side, Window
 from control_plane.rollouts.state import State, Wanted
 from core.fleet import ReplicaState
 from core.route_table import Fallback, RouteTable, Target
@@ -159,10 +159,20 @@ def test_too_few_requests_are_said_in_numbers():
     world.look()
     assert world.rollout.reasons == (
         (
-            "12 requests of the canary and 2000 of the stable have ended (0 and 0 are open); "
+            "12 requests of the canary and 2000 of the stable have ended, 0 and 0 are open; "
             "200 of each are needed"
         ),
     )
+
+
+def test_a_canary_on_which_every_request_hangs_is_rolled_back():
+    world = stepping()
+    world.stable = replace(side(3_000), open=150)
+    world.canary = Side(open=600)
+    world.look()
+    assert world.rollout.state is State.ROLLING_BACK
+    (why,) = world.rollout.reasons
+    assert why.startswith("requests still open: canary 100.00% (")
 
 
 def test_a_name_has_one_rollout_at_a_time():

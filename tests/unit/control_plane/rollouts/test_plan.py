@@ -101,7 +101,7 @@ def test_two_windows_of_a_side_are_one():
     both = merged(one, Side(strata=(SOUND, other), open=2))
     assert merged(None, one) == one
     assert both.requests == 12
-    assert both.open == 2
+    assert (both.open, both.begun) == (7, 19)
     doubled = {"complete": 6, "failed": 2}
     assert both.strata == (replace(SOUND, causes=doubled, refused=2, tokens=((4, 6),)), other)
     assert merged(Side(strata=(other,)), Side(strata=(other,))).strata[0].refused is None
