@@ -11,15 +11,17 @@ its own monotonic clock and ends early rather than late; what it writes, the fen
 
 import asyncio
 import logging
+import secrets
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 
 from control_plane.metrics import Metrics
+from core.ids import ENTROPY_BYTES
 from store import leader
 from store.leader import NotLeaderError, Term
-from store.postgres import Connection, Postgres, StoreAwayError
+from store.postgres import Connection, Postgres, PostgresConfig, StoreAwayError
 
 ROLE = "decisions"
 LEASE_MS = 3000
@@ -30,6 +32,31 @@ TRANSACTION_MS = 4000
 
 _log = logging.getLogger(__name__)
 _round: ContextVar[Term | None] = ContextVar("round", default=None)
+
+
+@asynccontextmanager
+async def open_leadership(
+    database_url: str, application_name: str, metrics: Metrics
+) -> AsyncIterator["Leadership"]:
+    """Standing by, on a connection of its own: a renewal must not wait for a full pool."""
+    postgres = await Postgres.open(
+        PostgresConfig(
+            database_url=database_url,
+            application_name=application_name,
+            connections_max=1,
+            acquire_timeout_s=1.0,
+            connect_timeout_s=1,
+            statement_timeout_ms=2000,
+            transaction_timeout_s=3.0,
+        )
+    )
+    leadership = Leadership(postgres, metrics, holder=f"cp_{secrets.token_hex(ENTROPY_BYTES)}")
+    leadership.start()
+    try:
+        yield leadership
+    finally:
+        await leadership.close()
+        await postgres.close()
 
 
 def _monotonic_ms() -> int:

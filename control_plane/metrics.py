@@ -31,26 +31,20 @@ class Metrics:
         self.journal_entries = self._counter("journal_entries", "Journal entries", "outcome")
         self.pushes = self._counter("version_pushes", "New versions told to Valkey", "outcome")
         self.job_runs = self._counter("job_runs", "Runs of background jobs", "job", "outcome")
-        self.job_success = Gauge(
-            "headworks_control_plane_job_last_success_timestamp_seconds",
-            "When a background job last succeeded",
-            ["job"],
-            registry=self.registry,
+        self.job_success = self._gauge(
+            "job_last_success_timestamp_seconds", "When a background job last succeeded", "job"
         )
-        self.leads = Gauge(
-            "headworks_control_plane_leads",
-            "Whether this control plane decides about rollouts and capacity: one does",
-            registry=self.registry,
+        self.leads = self._gauge(
+            "leads", "Whether this control plane decides about rollouts and capacity: one does"
         )
         self.replicas_lost = self._counter("replicas_lost", "Replicas marked lost")
         self.launcher_actions = self._counter(
             "launcher_actions", "What was done for the number of replicas", "action"
         )
-        self.replicas_short = Gauge(
-            "headworks_control_plane_replicas_short",
+        self.replicas_short = self._gauge(
+            "replicas_short",
             "Replicas that are wanted and do not serve; told by the leader",
-            ["deployment"],
-            registry=self.registry,
+            "deployment",
         )
         self.sign_ins = self._counter("sign_ins", "Operators signing in, and refused", "outcome")
         self.soft_caps_passed = self._counter(
@@ -58,25 +52,19 @@ class Metrics:
         )
         self.swept = self._counter("swept_requests", "Requests ended for silent gateways", "cause")
         self.rolled_requests = self._counter("rolled_requests", "Requests counted in usage's sums")
-        self.rollup_behind = Gauge(
-            "headworks_control_plane_rollup_entries_behind",
-            "Entries that usage's sums do not hold yet",
-            registry=self.registry,
+        self.rollup_behind = self._gauge(
+            "rollup_entries_behind", "Entries that usage's sums do not hold yet"
         )
         self.scaling_rounds = self._counter(
             "scaling_rounds", "Deployments that the autoscaler looked at", "outcome"
         )
-        self.scaling_desired = Gauge(
-            "headworks_control_plane_scaling_desired",
-            "Replicas that the autoscaler wants of a deployment",
-            ["deployment"],
-            registry=self.registry,
+        self.scaling_desired = self._gauge(
+            "scaling_desired", "Replicas that the autoscaler wants of a deployment", "deployment"
         )
-        self.scaling_alarms = Gauge(
-            "headworks_control_plane_scaling_alarms",
+        self.scaling_alarms = self._gauge(
+            "scaling_alarms",
             "What the autoscaler could not see of a deployment, or not get",
-            ["deployment"],
-            registry=self.registry,
+            "deployment",
         )
         self.differences = self._reconciler(Counter, "differences", "Differences told", "kind")
         self.corrections = self._reconciler(
@@ -97,6 +85,9 @@ class Metrics:
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         full = f"headworks_control_plane_{name}"
         return Counter(full, text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"headworks_control_plane_{name}", text, labels, registry=self.registry)
 
     def exposition(self) -> bytes:
         """The Prometheus text format."""

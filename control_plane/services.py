@@ -1,6 +1,5 @@
 """What the endpoints and the background jobs work with, opened once for each process."""
 
-import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -8,13 +7,12 @@ import msgspec
 
 from control_plane.announcer import Announcer
 from control_plane.doors import Doors, open_doors
-from control_plane.leader import Leadership
+from control_plane.leader import Leadership, open_leadership
 from control_plane.metrics import Metrics
 from control_plane.pulse import Pulse
 from control_plane.replica_client import ReplicaClient
 from control_plane.settings import ControlPlaneSettings
 from control_plane.turns import Turns
-from core.ids import ENTROPY_BYTES
 from core.secrets import KeyRing, read_key_ring
 from store.ledger import Ledger
 from store.pool_view import PoolReader
@@ -77,42 +75,26 @@ async def open_services(
     )
     pools = PoolReader(settings.redis_url, timeout_ms=settings.probe_timeout_ms)
     pools.start()
-    # On the pool of its own kind of work: a heartbeat of ours must not wait for a full one.
-    terms = await Postgres.open(
-        PostgresConfig(
-            database_url=url,
-            application_name=f"{APPLICATION} leader",
-            connections_max=1,
-            acquire_timeout_s=1.0,
-            connect_timeout_s=1,
-            statement_timeout_ms=2000,
-            transaction_timeout_s=3.0,
-        )
-    )
-    holder = f"cp_{secrets.token_hex(ENTROPY_BYTES)}"
-    leadership = Leadership(terms, metrics, holder=holder)
-    leadership.start()
     doors = open_doors(settings, postgres)
     try:
-        yield Services(
-            settings=settings,
-            metrics=metrics,
-            postgres=postgres,
-            books=books,
-            pulse=Pulse(books),
-            ledger=ledger,
-            announcer=announcer,
-            replicas=replicas,
-            leadership=leadership,
-            pools=pools,
-            registering=Turns(),
-            provider_ring=read_key_ring(settings.provider_keys),
-            doors=doors,
-        )
+        async with open_leadership(url, f"{APPLICATION} leader", metrics) as leadership:
+            yield Services(
+                settings=settings,
+                metrics=metrics,
+                postgres=postgres,
+                books=books,
+                pulse=Pulse(books),
+                ledger=ledger,
+                announcer=announcer,
+                replicas=replicas,
+                leadership=leadership,
+                pools=pools,
+                registering=Turns(),
+                provider_ring=read_key_ring(settings.provider_keys),
+                doors=doors,
+            )
     finally:
         await doors.close()
-        await leadership.close()
-        await terms.close()
         await pools.close()
         await ledger.close()
         await replicas.close()

@@ -54,17 +54,17 @@ async def create_rollout(
     dry_run: FromQuery[bool] = False,
 ) -> Response[RolloutBody | RolloutDraft]:
     """201; 200 for the very same again, or for a dry run; 409 by name for what is in its way."""
+    if dry_run:
+        return Response(await _draft(services, data, actor), status_code=200)
     async with services.postgres.transaction() as conn:
         await registry.hold_routes(conn)
         existing = await rollouts.rollout(conn, data.name)
-        if existing is not None and not dry_run:
+        if existing is not None:
             if msgspec.convert(existing.asked, CreateRollout) != data:
                 message = f"another rollout named {data.name!r} exists"
                 raise ExistsError(message, param="name", existing_id=data.name)
             return Response(body_of(existing), status_code=200)
         row, plan = await _planned(conn, data, actor)
-        if dry_run:
-            return Response(await _draft(services, conn, row, plan), status_code=200)
         async for refusal in problems(conn, plan, data.name, await _regions(conn, plan)):
             raise RefusedError(refusal)
         if not await rollouts.create(conn, row):
@@ -185,14 +185,19 @@ async def _regions(conn: Connection, plan: Plan) -> tuple[str, str]:
     return stable.region, canary.region
 
 
-async def _draft(services: Services, conn: Connection, row: RolloutRow, plan: Plan) -> RolloutDraft:
-    against = problems(conn, plan, row.name, await _regions(conn, plan))
-    refusals = [
-        RolloutRefusal(code=each.code, message=each.message, param=each.param)
-        async for each in against
-    ]
-    demand_rps = await demand(services, row, await rollouts.now_ms(conn))
-    steps = await forecast(conn, row, plan, demand_rps=demand_rps)
+async def _draft(services: Services, data: CreateRollout, actor: str) -> RolloutDraft:
+    """Holds nothing, so that nobody waits for a question."""
+    async with services.postgres.connection() as conn:
+        row, plan = await _planned(conn, data, actor)
+        now_ms = await rollouts.now_ms(conn)
+    demand_rps = await demand(services, row, now_ms)
+    async with services.postgres.connection() as conn:
+        against = problems(conn, plan, row.name, await _regions(conn, plan))
+        refusals = [
+            RolloutRefusal(code=each.code, message=each.message, param=each.param)
+            async for each in against
+        ]
+        steps = await forecast(conn, row, plan, demand_rps=demand_rps)
     return RolloutDraft(plan=plan, refusals=refusals, steps=steps, demand_rps=demand_rps)
 
 
