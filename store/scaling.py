@@ -58,7 +58,6 @@ class ReplicaFacts(msgspec.Struct, frozen=True, kw_only=True):
     kv_blocks_free: int | None
     running: int | None
     sequences: int | None
-    url: str | None
 
 
 class ColdStarts(msgspec.Struct, frozen=True, kw_only=True):
@@ -203,6 +202,7 @@ async def traffic(
         "long_ms": long_ms,
         "first_id": _first_id(region, long_ms),
         "window_id": _first_id(region, since_ms),
+        "last_id": f"req_{region}_g",  # beyond every hex digit
     }
     await conn.execute(_requests["plan_for_each"])
     async with conn.cursor(row_factory=struct_row(Traffic)) as cursor:

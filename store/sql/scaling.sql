@@ -62,18 +62,19 @@ SELECT d.name AS deployment, d.version, d.region, d.replicas_desired, d.replicas
 SELECT CAST(floor(extract(epoch FROM clock_timestamp()) * 1000) AS bigint);
 
 -- name: scaling_replicas
--- A launch that no replica has told of yet is one that comes. A boot that was ready before and
--- wakes is not late, whenever it began.
+-- A launch that no replica has told of yet is one that comes, since its last start. A boot that
+-- was ready before and wakes is not late, whenever it began.
 SELECT coalesce(r.replica_id, l.replica_id) AS replica,
        CASE WHEN l.stop_reason <> '' OR r.drain_reason <> '' THEN 'draining'
             ELSE coalesce(r.state, 'starting') END AS state,
        CAST(CASE WHEN r.ready_at IS NOT NULL THEN 0
                  ELSE floor(extract(epoch FROM clock_timestamp()
-                     - coalesce(l.asked_at, r.started_at, r.registered_at)) * 1000) END AS bigint)
+                     - coalesce(r.started_at, r.registered_at, l.started_at, l.retry_at,
+                                l.asked_at)) * 1000) END AS bigint)
            AS coming_ms,
        CAST(floor(extract(epoch FROM clock_timestamp() - r.last_beat_at) * 1000) AS bigint)
            AS silent_ms,
-       r.kv_blocks, r.kv_blocks_free, r.running, r.sequences, r.url
+       r.kv_blocks, r.kv_blocks_free, r.running, r.sequences
   FROM (SELECT * FROM replicas
          WHERE deployment = :deployment AND state NOT IN ('stopped', 'lost')) r
   FULL JOIN (SELECT * FROM launches WHERE deployment = :deployment) l
@@ -99,11 +100,11 @@ WITH ended AS (
            u.metered_prompt_tokens - u.metered_cached_tokens AS uncached,
            u.metered_output_tokens AS output, u.first_token_ms
       FROM usage u
-     WHERE u.request_id >= :first_id AND u.created_ms >= :long_ms
+     WHERE u.request_id >= :first_id AND u.request_id < :last_id AND u.created_ms >= :long_ms
        AND u.version = :version AND u.region = :region
 ), begun AS (
     SELECT r.created_ms, r.prompt_tokens FROM reservations r
-     WHERE r.request_id >= :window_id AND r.created_ms >= :since_ms
+     WHERE r.request_id >= :window_id AND r.request_id < :last_id AND r.created_ms >= :since_ms
        AND r.version = :version AND r.region = :region
 )
 SELECT (SELECT count(*) FROM begun)

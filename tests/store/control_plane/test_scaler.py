@@ -131,19 +131,24 @@ async def test_replicas_are_seen_in_their_phases_and_a_launch_unheard_of_is_comi
             "INSERT INTO launches (replica_id, deployment, launcher, home, asked_at)"
             " VALUES ('r6', 'd', 'local', 'here', now() - interval '1 hour')"
         )
+        await conn.execute(  # it ran, ended, and is started again: not late since it was asked for
+            "INSERT INTO launches (replica_id, deployment, launcher, home, asked_at, started_at)"
+            " VALUES ('r5', 'd', 'local', 'here', now() - interval '1 hour', now())"
+        )
     seen = await signals(plane)
     assert {one.replica: one.phase for one in seen.replicas} == {
         "r1": Phase.READY,
         "r2": Phase.COMING,
         "r3": Phase.LEAVING,
         "r4": Phase.ASLEEP,
+        "r5": Phase.COMING,
         "r6": Phase.COMING,
     }
     first, last = seen.replicas[0], seen.replicas[-1]
     assert isinstance(first.kv_use, Observed)
     assert isinstance(first.slots_use, Observed)
     assert (first.kv_use.value, first.slots_use.value) == (0.75, 0.25)
-    assert last.phase_ms >= 3_600_000
+    assert last.phase_ms >= 3_600_000 > seen.replicas[-2].phase_ms
     assert isinstance(last.kv_use, Missing)
 
 

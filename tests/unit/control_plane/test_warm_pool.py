@@ -108,7 +108,6 @@ def test_those_that_come_to_sleep_are_not_taken_for_capacity():
             kv_blocks_free=None,
             running=None,
             sequences=None,
-            url=None,
         )
 
     seen = signals_of(

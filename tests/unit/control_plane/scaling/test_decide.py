@@ -65,6 +65,20 @@ def test_under_a_constant_load_the_count_settles_and_never_changes_again(
     assert sum(one != other for one, other in pairwise(ups)) <= 1
 
 
+@settings(max_examples=25)
+@given(per_s=st.floats(100, 7_000), noise=st.lists(st.floats(0.95, 1.05), min_size=20, max_size=20))
+def test_a_load_that_trembles_within_the_band_turns_nothing(per_s, noise):
+    policy, turn = a_policy(), iter(noise * 20)
+
+    def look(last):
+        ready = 1 if last is None else last.desired
+        work = per_s * next(turn)
+        return a_look(ready=ready, work=work, queued=0 if work <= ready * RATE else 20)
+
+    told = [one.desired for one in rounds(policy, State(), look, 250, every_ms=20_000)]
+    assert len(set(told[-100:])) == 1
+
+
 @given(
     seen=st.lists(st.tuples(st.integers(1, 6), st.floats(0, 8_000)), max_size=40),
     low=st.floats(0, 20_000),
@@ -127,7 +141,7 @@ def test_max_replicas_caps_and_says_so():
     assert decision.reasons[-2:] == ("capped: max_replicas is 2", "stays at 2")
 
 
-def test_a_changed_policys_bounds_hold_at_once():
+def test_bounds_that_were_changed_hold_at_once():
     state = settled(a_policy(), 500, 1)
     raised = decide(a_policy(min_replicas=4), state, a_look(ready=1), state.wall_ms + 1)
     lowered = decide(a_policy(max_replicas=2), raised.state, a_look(ready=4), state.wall_ms + 2)
