@@ -11,7 +11,7 @@ import os
 import select
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
@@ -214,8 +214,8 @@ def cut(conn: Connection) -> None:
     or out of reach.
     """
     if not conn.closed:
-        with socket.socket(fileno=os.dup(conn.fileno())) as wire:
-            wire.shutdown(socket.SHUT_RDWR)
+        with socket.socket(fileno=os.dup(conn.fileno())) as wire, suppress(OSError):
+            wire.shutdown(socket.SHUT_RDWR)  # the peer may have done so first
 
 
 async def _require_primary(conn: Connection) -> None:
