@@ -162,6 +162,14 @@ def test_it_goes_down_only_when_fewer_would_have_borne_the_peak():
     assert first.reasons[0].startswith(f"down to {first.desired}: it would have borne the peak")
 
 
+def test_kv_that_fewer_could_not_hold_keeps_them():
+    policy = a_policy()
+    full = a_look(ready=2, work=200, replicas=replicas(2, used=0.6))
+    told = rounds(policy, State(), lambda _: full, 150)
+    assert {decision.desired for decision in told} == {2}
+    assert told[-1].reasons == ("stays at 2: one less would not have borne the recent peak",)
+
+
 def test_the_reason_that_holds_a_count_is_told():
     policy = a_policy()
     told = rounds(policy, State(), lambda _: a_look(ready=3), 110)
