@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from artifacts.pull import pull
+from core.fleet import ReplicaState
 from core.money import EndCause
 from core.pricing import ListedPrice
 from core.route_table import CAUSES, Fallback, FallbackCause, Target
@@ -178,6 +179,14 @@ async def test_a_prompt_too_long_for_one_goes_to_a_model_with_a_longer_context(
         await registry.create_deployment(
             conn, name="tiny-short", version=short.version, region="local"
         )
+    # Nobody asks it anything; a pool without a replica would soon be no place for any prompt.
+    replica = {
+        "replica_id": "rep-short",
+        "boot_id": f"boot_{'a' * 24}",
+        "deployment": "tiny-short",
+        "version": short.version,
+    }
+    await world.register(world.worker, **replica)
     await falling_back(world, "context_window", first=Target(deployment="tiny-short"))
     prompt = "word " * 30
     for stream in (False, True):
@@ -189,6 +198,7 @@ async def test_a_prompt_too_long_for_one_goes_to_a_model_with_a_longer_context(
     assert refused.status_code == 400
     assert error_of(refused)["code"] == "context_length_exceeded"
     assert len(await world.settled(caller, 2)) == 2  # what only had to be counted held nothing
+    await world.register(world.worker, ReplicaState.STOPPED, **replica)
 
 
 async def test_never_two_models_in_one_answer(world: World, caller: Caller) -> None:
