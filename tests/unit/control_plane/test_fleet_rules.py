@@ -104,6 +104,8 @@ def test_a_beat_is_judged_by_whose_it_is(current, boot_known, verdict):
         ("url", {"url": "ftp://host"}),
         ("url", {"url": "http://"}),
         ("url", {"url": "http://host:1/path"}),
+        ("age_ms", {"age_ms": -1}),
+        ("age_ms", {"age_ms": 2**40}),
     ],
 )
 def test_an_impossible_registration_names_its_field(field, changes):
@@ -122,6 +124,12 @@ def test_an_impossible_capacity_names_its_field(name):
 def test_an_impossible_beat_names_its_field():
     assert unsound_beat(a_beat()) is None
     assert unsound_beat(a_beat(seq=0)) == "seq"
+    told = {"drain_reason": "taken back", "drain_ms": 0}
+    assert unsound_beat(a_beat(**told)) is None
+    for drain_ms in (-1, 2**40):
+        assert unsound_beat(a_beat(**told | {"drain_ms": drain_ms})) == "drain_ms"
+    for reason in ("", "x" * 201):
+        assert unsound_beat(a_beat(**told | {"drain_reason": reason})) == "drain_reason"
     names = ("steps", "kv_blocks_free", "running", "waiting")
     for name, value in itertools.product(names, (-1, 2**63)):
         assert unsound_beat(a_beat(**{name: value})) == name
