@@ -22,11 +22,16 @@ def anyio_backend():
 @pytest.fixture(scope="module")
 async def plane(postgres_url, valkey_server):
     """One for all tests here: they tell themselves apart by the users that they make."""
-    async with running(the_settings(postgres_url, valkey_server.embedded.url)) as plane:
+    async with running(waiting(postgres_url, valkey_server.embedded.url)) as plane:
         yield plane
 
 
 WRONG = "not the password at all"
+FIRST_MS = 60_000  # the first wait: no machine is so slow that it passes within a test
+
+
+def waiting(postgres_url, valkey_url, **changes):
+    return the_settings(postgres_url, valkey_url, sign_in_first_ms=FIRST_MS, **changes)
 
 
 def run(postgres_url, statement, *values):
@@ -265,7 +270,7 @@ async def test_who_fails_too_often_waits_longer_and_longer(plane, postgres_url):
     run(postgres_url, passed, f"user:{user['id']}")
     assert_refused(await Browser(plane).sign_in(user["email"], WRONG), 401, "invalid_api_key")
     waits = "SELECT until_ms - last_ms FROM sign_in_attempts WHERE name = %s"
-    assert run(postgres_url, waits, f"user:{user['id']}") == [(2000,)]
+    assert run(postgres_url, waits, f"user:{user['id']}") == [(2 * FIRST_MS,)]
     run(postgres_url, passed, f"user:{user['id']}")
     assert (await Browser(plane).sign_in(user["email"])).status_code == 200
     assert (await plane.admin("GET", f"/users/{user['id']}")).json()["failures"] == 0
@@ -277,10 +282,10 @@ async def test_an_unknown_email_waits_as_a_known_one_does(plane):
     assert codes == [401] * 5 + [429]
 
 
-async def test_a_thousand_at_once_get_no_more_tries_than_one_after_the_other(plane):
+async def test_many_at_once_get_no_more_tries_than_one_after_the_other(plane):
     user = await a_user(plane, "viewer")
     answers = await asyncio.gather(
-        *(Browser(plane).sign_in(user["email"], f"guess number {n}") for n in range(30))
+        *(Browser(plane).sign_in(user["email"], f"guess number {n}") for n in range(20))
     )
     assert sum(answer.status_code == 401 for answer in answers) == 5
     assert {answer.status_code for answer in answers} == {401, 429}
@@ -288,7 +293,7 @@ async def test_a_thousand_at_once_get_no_more_tries_than_one_after_the_other(pla
 
 async def test_every_control_plane_counts_the_same_failures(plane, postgres_url, valkey_url):
     user = await a_user(plane, "viewer")
-    async with running(the_settings(postgres_url, valkey_url)) as other:
+    async with running(waiting(postgres_url, valkey_url)) as other:
         for n in range(5):
             answer = await Browser((plane, other)[n % 2]).sign_in(user["email"], WRONG)
             assert_refused(answer, 401, "invalid_api_key")
@@ -297,7 +302,7 @@ async def test_every_control_plane_counts_the_same_failures(plane, postgres_url,
 
 
 async def test_one_address_tries_many_names_in_vain(postgres_url, valkey_url):
-    settings = the_settings(postgres_url, valkey_url, sign_in_address_free=3)
+    settings = waiting(postgres_url, valkey_url, sign_in_address_free=3)
     async with running(settings) as plane:
         await forget_addresses(plane)
         names = [f"{secrets.token_hex(6)}@nowhere.example" for _ in range(4)]
