@@ -17,9 +17,9 @@ from control_plane.scaling.policy import ScalingPolicy
 from control_plane.scaling.signals import Signals
 from control_plane.scaling.state import State
 from control_plane.services import Services
-from store import registry, scaling
+from store import registry, rollouts, scaling
 from store.leader import NotLeaderError
-from store.postgres import Connection, StoreAwayError
+from store.postgres import StoreAwayError
 from store.scaling import Governed, ReplicaFacts
 
 DEPLOYMENTS_MAX = 500  # read at once
@@ -130,11 +130,18 @@ async def plan_for(
         msgspec.ValidationError: The policy, or a fact, is of a form that is not known here.
     """
     policy = policy or policy_of(governed.body or {})
-    async with services.postgres.connection() as conn, conn.transaction():
-        at_ms = await scaling.now_ms(conn)
-        signals = await signals_now(services, conn, governed, policy, at_ms)
+    async with services.postgres.connection() as conn:
+        floors = await rollouts.floors(conn)
+    policy = at_least(policy, floors.get(governed.deployment, 0))
+    signals, at_ms = await signals_now(services, governed, policy)
     decision = decide(policy, state_of(governed.state), signals, at_ms)
     return Plan(governed=governed, policy=policy, decision=decision)
+
+
+def at_least(policy: ScalingPolicy, floor: int) -> ScalingPolicy:
+    """The policy while a rollout needs so many: no fewer, within what may ever be wanted."""
+    least = max(policy.min_replicas, min(floor, policy.ceiling))
+    return msgspec.structs.replace(policy, min_replicas=least)
 
 
 def policy_of(body: dict[str, Any]) -> ScalingPolicy:
@@ -177,31 +184,33 @@ def _heads(texts: list[str]) -> set[str]:
 
 
 async def signals_now(
-    services: Services,
-    conn: Connection,
-    governed: Governed,
-    policy: ScalingPolicy,
-    at_ms: int,
-) -> Signals:
-    """What is seen of it at this moment; for use within a transaction."""
+    services: Services, governed: Governed, policy: ScalingPolicy
+) -> tuple[Signals, int]:
+    """What is seen of it at this moment, by the database's clock. Raises StoreAwayError."""
+    # First, so that no connection to Postgres waits for Valkey.
     pool = await services.pools.pool(governed.deployment, governed.region)
     window_ms = policy.panic_window_ms
-    replicas = await scaling.replicas(conn, governed.deployment)
-    return signals_of(
-        replicas,
-        pool,
-        await scaling.traffic(
+    async with services.postgres.connection() as conn, conn.transaction():
+        at_ms = await scaling.now_ms(conn)
+        replicas = await scaling.replicas(conn, governed.deployment)
+        traffic = await scaling.traffic(
             conn,
             version=governed.version,
             region=governed.region,
             at_ms=at_ms,
             window_ms=window_ms,
-        ),
-        await scaling.cold_starts(conn, governed.version),
+        )
+        starts = await scaling.cold_starts(conn, governed.version)
+    signals = signals_of(
+        replicas,
+        pool,
+        traffic,
+        starts,
         window_ms=window_ms,
         sharing=governed.sharing,
         filling=_for_the_warm_pool(governed, replicas),
     )
+    return signals, at_ms
 
 
 def _for_the_warm_pool(governed: Governed, replicas: list[ReplicaFacts]) -> int:

@@ -5,11 +5,12 @@ import asyncio
 import pytest
 
 from control_plane.rollout_runner import RolloutRunner
+from control_plane.scaler import Scaler
 from store import rollouts
 from store.leader import NotLeaderError
 from tests.support.control_plane import assert_refused, running, the_settings
 from tests.support.gateway_world import until
-from tests.support.rollout_cases import QUICK_GATES, RolloutCase
+from tests.support.rollout_cases import QUICK_GATES, QUICK_RULES, RolloutCase
 
 pytestmark = [pytest.mark.services, pytest.mark.anyio]
 
@@ -17,7 +18,9 @@ pytestmark = [pytest.mark.services, pytest.mark.anyio]
 @pytest.fixture
 async def plane(fresh_postgres_url, valkey_url):
     # The process's own job stays out of it: these tests run their own rounds.
-    settings = the_settings(fresh_postgres_url, valkey_url, rollout_every_ms=3_600_000)
+    settings = the_settings(
+        fresh_postgres_url, valkey_url, rollout_every_ms=3_600_000, scaling_every_ms=3_600_000
+    )
     async with running(settings) as plane:
         await until(lambda: plane.services.leadership.held)
         yield plane
@@ -190,3 +193,24 @@ async def test_a_history_is_never_altered(case):
         with pytest.raises(Exception, match="rollout_events"):
             async with case.plane.services.postgres.transaction() as conn:
                 await conn.execute(statement)
+
+
+async def test_the_autoscaler_keeps_what_a_rollout_needs(case):
+    policy = {"max_replicas": 4, "work_rate_prior": 100}
+    target = f"/scaling-policies/deployment:{case.canary}"
+    assert (await case.plane.admin("PUT", target, policy)).status_code == 200
+    await case.create(10, 100, rules={**QUICK_RULES, "least_replicas": 3})
+    scaler = Scaler(case.plane.services)
+
+    async def wanted():
+        await scaler.round()
+        deployment = await case.plane.admin("GET", f"/deployments/{case.canary}")
+        return deployment.json()["replicas_desired"]
+
+    await RolloutRunner(case.plane.services).round()
+    async with case.plane.services.postgres.connection() as conn:
+        assert (await rollouts.floors(conn))[case.canary] == 3
+    assert await wanted() == 3, (await case.plane.admin("GET", "/scaling-decisions")).text
+    assert (await case.say("abort")).status_code == 200
+    async with case.plane.services.postgres.connection() as conn:
+        assert await rollouts.floors(conn) == {}
