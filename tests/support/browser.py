@@ -4,6 +4,8 @@ import secrets
 from http.cookies import SimpleCookie
 from typing import Any
 
+import psycopg
+
 from tests.support.control_plane import ControlPlane
 
 ORIGIN = "http://control-plane"
@@ -70,3 +72,16 @@ async def a_token(plane: ControlPlane, **scope: Any) -> str:
     """Of the installation."""
     made = await plane.made("/tokens", {"name": "t", **scope})
     return str(made["text"])
+
+
+def run(postgres_url: str, statement: Any, *values: Any) -> Any:
+    """Behind the application's back: what an intruder or the passing of time would do."""
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        cursor = connection.execute(statement, values)
+        return cursor.fetchall() if cursor.description else None
+
+
+async def forget_addresses(plane: ControlPlane) -> None:
+    """Tests share one address; what others failed at must not make this one wait."""
+    async with plane.services.postgres.transaction() as conn:
+        await conn.execute("DELETE FROM sign_in_attempts WHERE name LIKE 'address:%'")
