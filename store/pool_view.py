@@ -55,6 +55,7 @@ class PoolReader:
     def __init__(self, redis_url: str, *, timeout_ms: int) -> None:
         self._timeout_s = timeout_ms / 1000
         self._client = RedisClient(redis_url, timeout_ms=timeout_ms)
+        self._is_away = False  # for one call waits for a connection, and not for each pool
 
     def start(self) -> None:
         """Begin to connect."""
@@ -67,13 +68,17 @@ class PoolReader:
     async def pool(self, deployment: str, region: str) -> PoolView | Unknown:
         """As it is now, or why nobody knows."""
         key = pool_keys(pool_id(deployment, region))[_STATE]
+        if self._is_away and not self._client.connected.is_set():
+            return Unknown("Valkey: not connected")
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._client.connected.wait()
+                self._is_away = False
                 stored = cast("bytes | None", await self._client.call(b"GET", key))
         except (RedisAwayError, RedisReplyError) as error:
             return Unknown(f"Valkey: {error}")
         except TimeoutError:
+            self._is_away = True
             return Unknown(f"Valkey: no answer within {self._timeout_s:g} s")
         return EMPTY if stored is None else read_pool(stored)
 
