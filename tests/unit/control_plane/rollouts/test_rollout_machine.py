@@ -151,7 +151,7 @@ class Courses(RuleBasedStateMachine):
             return
         world.say("abort" if world.rollout.base is None else "rollback")
         world.look()
-        assert world.rollout.closed
+        assert self.world.rollout.closed
         found = replace(world.table, version=TABLE.version, max_output_tokens=0)
         assert found == TABLE
 
