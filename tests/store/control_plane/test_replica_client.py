@@ -75,3 +75,24 @@ async def test_only_so_many_are_asked_at_once(client):
         await asyncio.sleep(0.1)
         assert replica.asked <= 4
         await asking
+
+
+@pytest.mark.parametrize("word", ["wake", "sleep"])
+async def test_a_replica_is_told_and_what_it_says_against_it_is_a_reason(client, word):
+    told: list[bytes] = []
+    answers = [b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"]
+    answers.append(b"HTTP/1.1 409 Conflict\r\ncontent-length: 3\r\n\r\nnot")
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        told.append((await reader.readuntil(b"\r\n\r\n")).partition(b"\r\n")[0])
+        writer.write(answers[len(told) - 1])
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        tell = getattr(client, word)
+        assert await tell(f"http://127.0.0.1:{port}") == ""
+        assert await tell(f"http://127.0.0.1:{port}") == "409: not"
+    assert told == [f"POST /{word} HTTP/1.1".encode()] * 2
+    assert await tell(f"http://127.0.0.1:{free_port()}")
