@@ -33,7 +33,12 @@ async def test_a_stop_waits_for_what_runs_and_tells_everything_before_it_ends(tm
         requests = [a_request(version=version, max_tokens=n, ignore_eos=True) for n in (5, 200)]
         asked = [asyncio.create_task(worker.generate(request)) for request in requests]
         await worker.until_running()
-        worker.process.terminate()
+        # As a spot machine's notice: a drain with a deadline, which the fleet hears of.
+        notice = {"within_ms": 30_000, "reason": "spot"}
+        answer = await worker.post("/drain", notice)
+        assert (answer.status_code, answer.json()["within_ms"]) == (202, 30_000)
+        assert (await worker.post("/drain", {"within_s": 1})).status_code == 400
+        assert (await worker.load())["state"] in ("ready", "draining"), "it answers until the end"
         for frames, request in zip(await asyncio.gather(*asked), requests, strict=True):
             assert isinstance(frames[-1], Finished)
             assert frames[-1].usage.output_tokens == request.sampling.max_tokens
@@ -43,6 +48,7 @@ async def test_a_stop_waits_for_what_runs_and_tells_everything_before_it_ends(tm
         states = [beat.state for beat in fleet.of(Beat)]
         assert states[-1] is ReplicaState.STOPPED
         assert ReplicaState.DRAINING in states
+        assert {beat.drain_reason for beat in fleet.of(Beat)} == {"", "spot"}
 
 
 async def test_a_stop_ends_what_outlasts_its_bound(tmp_path):
