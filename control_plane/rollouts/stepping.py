@@ -55,7 +55,8 @@ def _fleet(rollout: Rollout, observed: Observed, tick: Tick) -> Move | None:
         return _bounded(rollout, f"the replicas of {rollout.plan.canary} could not be read")
     have = ready(observed.canary, rollout.plan.canary_version)
     wanted = need(rollout, observed, full_share(rollout))
-    if have >= rollout.granted:
+    # Demand that has grown since is the autoscaler's, and one that has fallen needs fewer.
+    if have >= min(rollout.granted, need(rollout, observed, rollout.percent).replicas):
         if rollout.percent == full_share(rollout):
             return None
         if rollout.steady_ms > rollout.plan.rules.restore_ms:

@@ -291,17 +291,32 @@ def test_less_replicas_take_the_share_back_and_enough_give_it_again():
 def test_a_share_may_be_held_through_a_loss():
     world = stepping(on_loss="hold")
     world.canary = world.stable = side(MUCH)
+    world.demand_rps, world.replica_rps = 10.0, 3.0
     world.until_percent(50)
-    world.new = replicas("new", 4)
-    world.rollout = replace(world.rollout, granted=4)
-    world.new = replicas("new", 3)
+    world.canary = world.stable = side(300)
+    world.new = replicas("new", 1)
     world.look(times=3)
     assert world.rollout.percent == 50
     assert world.rollout.state is State.STEPPING
-    assert "3 of 1 replicas" in world.rollout.reasons[0]
+    assert "1 of 2 replicas" in world.rollout.reasons[0]
     world.new = ()
     world.look()
     assert world.rollout.percent == 0  # nobody at all is no matter of holding
+
+
+def test_demand_alone_takes_no_share_back_and_what_has_fallen_needs_fewer():
+    world = stepping()
+    world.canary = world.stable = side(MUCH)
+    world.demand_rps, world.replica_rps = 10.0, 3.0
+    world.until_percent(50)
+    world.canary = world.stable = side(300)
+    world.demand_rps = 1_000.0
+    world.look()
+    assert (world.rollout.percent, world.history[-1].event) == (50, "step_passed")
+    world.demand_rps, world.new = 2.0, replicas("new", 1)
+    world.look()
+    assert world.rollout.percent == 50
+    assert world.rollout.reasons[0].startswith("look 1 does not decide")
 
 
 def test_a_canary_without_replicas_gets_nothing_and_is_rolled_back_if_it_lasts():

@@ -152,6 +152,7 @@ class Courses(RuleBasedStateMachine):
         world.say("abort" if world.rollout.base is None else "rollback")
         world.look()
         assert self.world.rollout.closed
+        assert world.table is not None
         found = replace(world.table, version=TABLE.version, max_output_tokens=0)
         assert found == TABLE
 
