@@ -1,17 +1,39 @@
 """Uvicorn's HTTP/1.1 protocol with the bounds it lacks, and a way to cut a connection.
 
 A request's head has a size and a time to arrive in; a new connection that says nothing is
-closed as an idle one is. `scope["extensions"]["headworks.cut"]` closes the connection at
-once, whatever waits to be written.
+closed as an idle one is. `client_of` closes the connection at once, whatever waits to be
+written, and tells of a client that leaves: `receive` tells it too, but only to a task that does
+nothing else than wait there.
 """
 
 import asyncio
+from collections.abc import Callable, Mapping
+from functools import partial
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-CUT = "headworks.cut"
+CLIENT = "headworks.client"
+Told = Callable[[], None]
+
+
+class Client(NamedTuple):
+    """What an endpoint may do about its client beyond ASGI.
+
+    `cut` closes the connection now. `watch` has its argument called once if the client leaves,
+    and returns what ends that.
+    """
+
+    cut: Callable[[], None]
+    watch: Callable[[Told], Callable[[], None]]
+
+
+def client_of(scope: Mapping[str, Any]) -> Client:
+    """The client of a request that came through `BoundedProtocol`."""
+    client = scope["extensions"][CLIENT]["it"]
+    assert isinstance(client, Client)
+    return client
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -25,6 +47,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = True
         self._head_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
+        self._watching: set[Told] = set()  # of requests under way, one at a time
+        self._left = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as the base has it
         """The first request's time begins with the connection."""
@@ -35,6 +59,10 @@ class BoundedProtocol(HttpToolsProtocol):
         """No request will come."""
         self._stop_head_timer()
         super().connection_lost(exc)
+        self._left = True
+        watching, self._watching = self._watching, set()
+        for told in watching:
+            told()
 
     def data_received(self, data: bytes) -> None:
         """The parser keeps what it has of a header to itself, so bytes are counted here."""
@@ -46,7 +74,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """A request's first byte."""
         super().on_message_begin()
-        self.scope["extensions"] = {CUT: {"cut": self.transport.abort}}
+        self.scope["extensions"] = {CLIENT: {"it": Client(self.transport.abort, self._watch)}}
         self._in_head = True
         self._start_head_timer()
 
@@ -55,6 +83,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = False
         self._stop_head_timer()
         super().on_headers_complete()
+
+    def _watch(self, told: Told) -> Callable[[], None]:
+        if self._left:
+            told()
+        else:
+            self._watching.add(told)
+            self.flow.resume_reading()  # a goodbye must be heard, whatever else is read with it
+        return partial(self._watching.discard, told)
 
     def _start_head_timer(self) -> None:
         self._stop_head_timer()

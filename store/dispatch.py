@@ -6,7 +6,8 @@ everything in flight is announced to it (`store.decider`, `store.telling`).
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Generator, Mapping
+from typing import Any
 
 import msgspec
 
@@ -33,6 +34,17 @@ from store.telling import Telling, second
 __all__ = ["Dispatch", "DispatchAudit", "DispatchRules", "audit"]
 
 _log = logging.getLogger(__name__)
+
+
+class _Release:
+    """Something that is done whether it is awaited or not, and whoever stops waiting for it."""
+
+    def __init__(self, task: "asyncio.Task[None]") -> None:
+        self._task = task
+
+    def __await__(self) -> Generator[Any, None, None]:
+        """Until it is done."""
+        return asyncio.shield(self._task).__await__()
 
 
 class Dispatch:
@@ -116,7 +128,7 @@ class Dispatch:
             flight.output_tokens = tokens
             self._telling.produced.add(ticket)
 
-    async def finish(
+    def finish(
         self,
         *,
         ticket: str,
@@ -125,8 +137,8 @@ class Dispatch:
         replica: str,
         actual_input_tokens: int,
         prefix_hashes: tuple[str, ...],
-    ) -> None:
-        """The engine's last word: everything held is free. Cancelling does not undo it.
+    ) -> Awaitable[None]:
+        """The engine's last word: everything held is free, whoever waits for that or does not.
 
         Without a pool nobody of ours did it, and only the tenant's limits hear of it.
         """
@@ -141,8 +153,7 @@ class Dispatch:
 
         telling = self._telling
         if pool is None:
-            await asyncio.shield(telling.release(telling.tenant_left(tell_tenant)))
-            return
+            return _Release(telling.release(telling.tenant_left(tell_tenant)))
 
         def tell(backend: Backend) -> Awaitable[PoolReply]:
             tenant_told = tell_tenant(backend)
@@ -156,13 +167,13 @@ class Dispatch:
             )
             return second(tenant_told, pool_told)
 
-        await asyncio.shield(telling.release(telling.pool_left(telling.pool(pool), tell)))
+        return _Release(telling.release(telling.pool_left(telling.pool(pool), tell)))
 
-    async def cancel(self, *, ticket: str, pool: str | None, tenant: str) -> None:
-        """Give everything back. Idempotent; cancelling this call does not undo it."""
+    def cancel(self, *, ticket: str, pool: str | None, tenant: str) -> Awaitable[None]:
+        """Give everything back, whoever waits for that or does not. Idempotent."""
         self._let_go(ticket)
         telling = self._telling
-        await asyncio.shield(telling.release(telling.cancel(ticket, tenant, pool)))
+        return _Release(telling.release(telling.cancel(ticket, tenant, pool)))
 
     # What the gateway knows.
 

@@ -15,7 +15,7 @@ from core.money import EndCause
 from gateway.accumulator import Accumulator
 from gateway.api.faces import Face
 from gateway.api.replayed import Replayed
-from gateway.api.responder import Receive, Responder
+from gateway.api.responder import Responder
 from gateway.bill import usage_headers
 from gateway.conversation import (
     Answer,
@@ -71,10 +71,8 @@ class Telling:
         self._clock = asyncio.get_running_loop().time
         self._client_left = False
 
-    async def watch(self, receive: Receive) -> None:
-        """Cancel the exchange when its client leaves, streaming or not."""
-        while (await receive())["type"] != "http.disconnect":
-            pass
+    def client_left(self) -> None:
+        """Cancel the exchange, streaming or not."""
         self._client_left = True
         self._exchange.cancel(EndCause.CLIENT_CANCELLED)
 

@@ -19,7 +19,7 @@ from gateway.api.responder import Receive, Responder, Scope
 from gateway.auth import Identity
 from gateway.conversation import Answer, Conversation, StreamWriter
 from gateway.hints import hints_of
-from gateway.http_protocol import CUT
+from gateway.http_protocol import client_of
 from gateway.idempotency import REPLAYED
 from gateway.images import check_images
 from gateway.patience import bounded, patience, shortened
@@ -127,9 +127,9 @@ class GenerateEndpoint(Endpoint):
             keeping=self._keeping(identity, claim, now_ms),
         )
         if told is None:
-            await self._tell(call, scope, receive, respond)
+            await self._tell(call, scope, respond)
         else:
-            await self._tell_again(call, told, receive, respond)
+            await self._tell_again(call, told, scope, respond)
 
     def _keeping(self, identity: Identity, claim: Claim | None, now_ms: int) -> Keeping | None:
         if claim is None:
@@ -137,7 +137,7 @@ class GenerateEndpoint(Endpoint):
         return self.edge.claims.keeping(identity.tenant.id, claim, now_ms)
 
     async def _tell_again(
-        self, call: Call, told: KeptAnswer, receive: Receive, respond: Responder
+        self, call: Call, told: KeptAnswer, scope: Scope, respond: Responder
     ) -> None:
         identity = call.identity
         if not is_allowed(call.conversation.model, identity.tenant, identity.key):
@@ -145,7 +145,7 @@ class GenerateEndpoint(Endpoint):
         respond.more_headers |= REPLAYED
         self.edge.metrics.replays.labels(self.name).inc()
         call = msgspec.structs.replace(call, created_ms=told.created_ms)
-        await self._replay(call, Replayed(told), receive, respond)
+        await self._replay(call, Replayed(told), scope, respond)
 
     async def completed(self, identity: Identity, conversation: Conversation) -> Conversation:  # noqa: ARG002 - of which tenant
         """With what a request only names, fetched. Raises RefusedError."""
@@ -155,23 +155,23 @@ class GenerateEndpoint(Endpoint):
         """How this call's answer is told."""
         return self._kind
 
-    async def _tell(self, call: Call, scope: Scope, receive: Receive, respond: Responder) -> None:
+    async def _tell(self, call: Call, scope: Scope, respond: Responder) -> None:
         exchange = self._relay.open(call)
-        exchange.cut_connection = scope.get("extensions", {}).get(CUT, {}).get("cut")
-        await self._answer(call, exchange, receive, respond)
+        exchange.cut_connection = client_of(scope).cut
+        await self._answer(call, exchange, scope, respond)
 
     async def _replay(
-        self, call: Call, replayed: Replayed, receive: Receive, respond: Responder
+        self, call: Call, replayed: Replayed, scope: Scope, respond: Responder
     ) -> None:
         """Everything is there: only a client that takes nothing can keep it."""
         async with asyncio.timeout(REPLAY_S):
-            await self._answer(call, replayed, receive, respond)
+            await self._answer(call, replayed, scope, respond)
 
     async def _answer(
         self,
         call: Call,
         exchange: Exchange | Replayed,
-        receive: Receive,
+        scope: Scope,
         respond: Responder,
     ) -> None:
         kind, keeping = self.kind_of(call), call.keeping
@@ -184,7 +184,7 @@ class GenerateEndpoint(Endpoint):
             keep=kind.keep,
             recorder=keeping.recorder if keeping is not None else None,
         )
-        watcher = asyncio.create_task(telling.watch(receive))
+        stop_watching = client_of(scope).watch(telling.client_left)
         conversation, created_ms = call.conversation, call.created_ms
         try:
             if conversation.stream:
@@ -200,5 +200,5 @@ class GenerateEndpoint(Endpoint):
                     ),
                 )
         finally:
-            watcher.cancel()
+            stop_watching()
             exchange.abandon()

@@ -133,7 +133,7 @@ class ResponsesEndpoint(GenerateEndpoint):
         return await _completed(self._kept, self._shortener, identity, conversation)
 
     async def _replay(
-        self, call: Call, replayed: Replayed, receive: Receive, respond: Responder
+        self, call: Call, replayed: Replayed, scope: Scope, respond: Responder
     ) -> None:
         """What was deleted since is not kept again."""
         ask = call.conversation.ask
@@ -142,7 +142,7 @@ class ResponsesEndpoint(GenerateEndpoint):
             call.conversation, ask=msgspec.structs.replace(ask, again=True)
         )
         call = msgspec.structs.replace(call, conversation=again)
-        await super()._replay(call, replayed, receive, respond)
+        await super()._replay(call, replayed, scope, respond)
 
     def kind_of(self, call: Call) -> Kind:
         """One that keeps what it tells."""

@@ -44,7 +44,7 @@ class Admission:
 
     def undo(self) -> None:
         """Give everything back; it follows on its own."""
-        self._shared.endings.start(self.ticket.cancel())
+        self.ticket.cancel()
         self._shared.endings.start(self.hold.release(self._shared.now_ms()))
 
     def _make_hold(self) -> Hold:

@@ -8,6 +8,7 @@ place holds is given back, unless its request was sent: that one counts in its m
 """
 
 import asyncio
+from collections.abc import Awaitable
 from typing import Literal, Protocol
 
 from core.providers import ProviderView
@@ -32,7 +33,7 @@ class FleetLimits(Protocol):
     async def admit(self, a: Admit) -> Admitted | LimitRefused | Stale:
         """Charge the limits and hold the ticket, or charge nothing."""
 
-    async def finish(
+    def finish(
         self,
         *,
         ticket: str,
@@ -41,10 +42,10 @@ class FleetLimits(Protocol):
         replica: str,
         actual_input_tokens: int,
         prefix_hashes: tuple[str, ...],
-    ) -> None:
+    ) -> Awaitable[None]:
         """Let the ticket go; what it was charged stays."""
 
-    async def cancel(self, *, ticket: str, pool: str | None, tenant: str) -> None:
+    def cancel(self, *, ticket: str, pool: str | None, tenant: str) -> Awaitable[None]:
         """Let the ticket go, and give back what it was charged."""
 
 

@@ -4,6 +4,8 @@ The dispatcher's `finish` is for work that an engine did; whatever else happens,
 gives everything back.
 """
 
+from collections.abc import Awaitable
+
 from core.errors import Code, Refusal
 from core.scopes import scope_words
 from core.tickets import Admit, Admitted, Arm, Dropped, Headroom, LimitRefused, Placed, Stale
@@ -60,11 +62,14 @@ class Ticket:
             tenant=self._asked.tenant, ticket=self._asked.ticket, tokens=output_tokens
         )
 
-    async def finish(self, *, input_tokens: int, prefix_hashes: tuple[str, ...]) -> None:
-        """The engine's last word: what was read, cache aside; or an outside provider's."""
+    def finish(self, *, input_tokens: int, prefix_hashes: tuple[str, ...]) -> Awaitable[None]:
+        """The engine's last word: what was read, cache aside; or an outside provider's.
+
+        Follows on its own; whoever wants to may wait for it.
+        """
         assert not self._closed
         self._closed = True
-        await self._dispatch.finish(
+        return self._dispatch.finish(
             ticket=self._asked.ticket,
             pool=self._pool,
             tenant=self._asked.tenant,
@@ -73,11 +78,11 @@ class Ticket:
             prefix_hashes=prefix_hashes,
         )
 
-    async def cancel(self) -> None:
-        """Give back whatever is held or charged."""
+    def cancel(self) -> Awaitable[None]:
+        """Give back whatever is held or charged. Follows on its own."""
         assert not self._closed
         self._closed = True
-        await self._dispatch.cancel(
+        return self._dispatch.cancel(
             ticket=self._asked.ticket, pool=self._pool, tenant=self._asked.tenant
         )
 

@@ -5,7 +5,7 @@ by `abandon`; only one that ends tells the client anything of how it ended.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from core.errors import Code, RefusedError, refuse
 from core.metering import AttemptTotals, RequestTimings
@@ -82,7 +82,7 @@ class Trial:
     ) -> None:
         """Let go, and settle when the response has been read. Both follow on their own."""
         endings = self._shared.endings
-        endings.start(self._let_go())
+        self._let_go()
         if self._caching.has(outcome):
             endings.start(self._caching.keep())
 
@@ -151,17 +151,17 @@ class Trial:
     def _totals(self) -> tuple[AttemptTotals, ...]:
         return tuple(self.generation.totals) if self.generation is not None else ()
 
-    async def _let_go(self) -> None:
+    def _let_go(self) -> Awaitable[None]:
+        """Free what the dispatcher holds for it. Follows on its own."""
         if self._shared.outside is not None and not isinstance(self._prepared.job, Job):
             self._shared.outside.leave(self._prepared.job)
         totals = self._totals
         if not totals:
-            await self.ticket.cancel()
-            return
+            return self.ticket.cancel()
         read = totals[-1].usage
         hashes = self._prepared.prefix_hashes
         self._shared.prefixes.remember(hashes)
-        await self.ticket.finish(
+        return self.ticket.finish(
             input_tokens=read.prompt_tokens - read.cached_tokens, prefix_hashes=hashes
         )
 

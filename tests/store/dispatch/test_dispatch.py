@@ -250,7 +250,7 @@ async def test_closing_lets_releases_leave(valkey_url):
     async with dispatchers(valkey_url, 1) as (gateway,):
         await gateway.admit(an_admit("t1"))
         await gateway.place(an_arm("t1"))
-        ending = asyncio.create_task(gateway.cancel(ticket="t1", pool=POOL, tenant="ten"))
+        ending = gateway.cancel(ticket="t1", pool=POOL, tenant="ten")
         await asyncio.sleep(0)
         await gateway.close()
         await ending
