@@ -68,6 +68,8 @@ soak: $(DEV_STAMP) ## kill gateways, workers and Postgres 1,000 times, the real 
 		tests/unit/core/test_dispatch_fairness.py
 	@SOAK_PRESSURE=$${SOAK_PRESSURE:-60} $(BIN)/python -m pytest -q --timeout=3600 \
 		tests/simulation/test_overload.py
+	@SOAK_DESCRIPTION=$${SOAK_DESCRIPTION:-50} $(BIN)/python -m pytest -q \
+		tests/store/control_plane/test_description.py
 	@$(BIN)/python -m tests.soak.overload
 	@$(BIN)/python -m tests.soak.drain
 	@$(BIN)/python -m tests.soak.fairness

@@ -50,6 +50,7 @@ from control_plane.api import (
 )
 from control_plane.background import Background
 from control_plane.bodies import check_body
+from control_plane.described import described
 from control_plane.jobs import jobs
 from control_plane.launchers.base import Launcher
 from control_plane.launchers.external import ExternalLauncher
@@ -203,9 +204,11 @@ def create_app(settings: ControlPlaneSettings, launcher: Launcher | None = None)
                 await background.close()
 
     admin = Router(
-        "/admin", route_handlers=ADMIN_HANDLERS, guards=[auth.admin_guard(settings.admin_token)]
+        "/admin",
+        route_handlers=described(ADMIN_HANDLERS),
+        guards=[auth.admin_guard(settings.admin_token)],
     )
-    public = Router("/admin", route_handlers=PUBLIC_HANDLERS)
+    public = Router("/admin", route_handlers=described(PUBLIC_HANDLERS))
     workers = Router(
         "/fleet",
         route_handlers=[fleet.register, fleet.beat, fleet.journal],
