@@ -194,3 +194,23 @@ def replicas(
         ReplicaSeen(name=f"{deployment}-{n}", state=state, version=version or f"v-{deployment}")
         for n in range(count)
     )
+
+
+MUCH = 8_000  # requests of a side, with which equals pass
+
+
+def stepping(**rules) -> RolloutWorld:
+    """At its first step, with sides that neither pass nor fail."""
+    world = RolloutWorld(replace(PLAN, rules=replace(PLAN.rules, **rules)))
+    world.canary = world.stable = side(300)
+    world.until(State.STEPPING)
+    return world
+
+
+def alone(**rules) -> RolloutWorld:
+    """At its last step, where there is no stable to compare with."""
+    world = stepping(**rules)
+    world.canary = world.stable = side(MUCH)
+    world.until_percent(100)
+    world.canary = side(300)
+    return world
