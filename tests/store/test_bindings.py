@@ -46,8 +46,8 @@ async def test_what_one_gateway_bound_another_keeps_while_it_is_allowed(valkey_u
         side.start()
         await side._client.connected.wait()
     try:
-        assert await first.bind("kept", "a", ["a", "b"]) == "a"
-        assert await second.bind("kept", "b", ["a", "b"]) == "a"
+        assert await first.bind("kept", "b", ["a", "b"], unbound="a") == "a"
+        assert await second.bind("kept", "b", ["a", "b"], unbound="b") == "a"
         assert await second.bind("kept", "b", ["b", "c"]) == "b"
         assert await first.bind("kept", "a", ["a", "b"]) == "b"
     finally:
@@ -60,5 +60,7 @@ async def test_without_valkey_the_draw_counts():
     alone.start()
     try:
         assert await alone.bind("c", "b", ["a", "b"]) == "b"
+        # That it is bound to none, nobody can say.
+        assert await alone.bind("c", "b", ["a", "b"], unbound="a") == "b"
     finally:
         await alone.close()

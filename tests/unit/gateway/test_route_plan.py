@@ -246,3 +246,11 @@ def test_spares_come_in_their_order_for_their_causes_once_and_end(
         at = step.at
         tried.append(step.option.name)
     raise AssertionError("it did not end")
+
+
+def test_what_began_before_anybody_bound_it_has_a_keeper_even_without_weight() -> None:
+    kept = msgspec.structs.replace(
+        an_option("old", 0), target=Target(deployment="old", weight=0, keeps_begun=True)
+    )
+    assert planned(a_route(an_option("new"), kept)).keeper == "old"
+    assert planned(a_route(an_option("new"), an_option("old"))).keeper is None

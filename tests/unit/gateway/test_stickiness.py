@@ -4,7 +4,7 @@ import msgspec
 
 from gateway.conversation import Conversation, Turn
 from gateway.images import Image
-from gateway.stickiness import DRAW_BYTES, ConversationKey, conversation_key
+from gateway.stickiness import DRAW_BYTES, ConversationKey, conversation_key, has_begun
 
 SALT = bytes(16)
 ASKED = (Turn(role="system", content="s"), Turn(role="user", content="u"))
@@ -70,3 +70,11 @@ def test_draws_lie_all_over() -> None:
     draws = [key_of(header=f"c{at}").draw for at in range(2_000)]
     low = sum(draw < 2 ** (8 * DRAW_BYTES) // 10 for draw in draws)
     assert 140 < low < 260
+
+
+def test_a_conversation_has_begun_once_it_has_an_answer() -> None:
+    asked = (Turn(role="system", content="Be brief."), Turn(role="user", content="Hello?"))
+    talk = Conversation(dialect="openai", kind="chat", model="m", turns=asked)
+    assert not has_begun(talk)
+    answered = (*asked, Turn(role="assistant", content="Hello."), Turn(role="user", content="Bye"))
+    assert has_begun(msgspec.structs.replace(talk, turns=answered))
