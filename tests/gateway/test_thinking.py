@@ -219,11 +219,13 @@ async def test_a_replayed_answer_thinks_again(
     world: World, caller: Caller, server: ProviderServer
 ) -> None:
     await lead_to(world, server, "anthropic")
-    for path, more in ((MESSAGES, {"thinking": ADAPTIVE}), (CHAT, {})):
+    asked: Any = ((MESSAGES, {"thinking": ADAPTIVE}), (CHAT, {}))
+    for number, (path, more) in enumerate(asked, 1):
         headers = headers_of(caller, path) | {"idempotency-key": path}
         body = a_body(path, model=HOUSE, **more)
         async with httpx.AsyncClient(base_url=world.url, timeout=30) as client:
             first = await client.post(path, json=body, headers=headers)
+            await world.settled(caller, number)  # with which its answer is kept
             again = await client.post(path, json=body, headers=headers)
         assert THOUGHT in first.text
         assert again.content == first.content
