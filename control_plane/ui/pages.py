@@ -6,7 +6,7 @@ from litestar import Response, Router, get
 from litestar.di import NamedDependency, Provide
 from litestar.params import FromPath, QueryParameter
 
-from control_plane.ui import views
+from control_plane.ui import fleet_view, pulse_view, rollout_view, tenant_view
 from control_plane.ui.client import SignedOutError
 from control_plane.ui.console import Asked, Console, console_of, sign_in_first
 from control_plane.ui.playground import chat
@@ -45,13 +45,13 @@ async def overview(request: Asked, console: Ui, minutes: Minutes = 15) -> Respon
     shown = {"minutes": minutes, **found}
     if picture is not None:
         span_ms = picture["as_of_ms"] - picture["from_ms"]
-        shown["figures"] = views.pulse_figures(picture["points"], span_ms)
-        shown["charts"] = views.pulse_charts(picture)
+        shown["figures"] = pulse_view.pulse_figures(picture["points"], span_ms)
+        shown["charts"] = pulse_view.pulse_charts(picture)
     if found["deployments"].ok and found["replicas"].ok:
-        pools = views.pools(
+        pools = fleet_view.pools(
             found["deployments"].data["deployments"], found["replicas"].data["replicas"]
         )
-        shown |= {"pools": pools, "fleet": views.fleet_figures(pools)}
+        shown |= {"pools": pools, "fleet": fleet_view.fleet_figures(pools)}
     return await console.page(request, "overview.html", **shown)
 
 
@@ -65,10 +65,10 @@ async def fleet(request: Asked, console: Ui) -> Response[str]:
     )
     pools = []
     if found["deployments"].ok and found["replicas"].ok:
-        pools = views.pools(
+        pools = fleet_view.pools(
             found["deployments"].data["deployments"], found["replicas"].data["replicas"]
         )
-    figures = views.fleet_figures(pools)
+    figures = fleet_view.fleet_figures(pools)
     return await console.page(request, "fleet.html", pools=pools, figures=figures, **found)
 
 
@@ -82,7 +82,7 @@ async def models(request: Asked, console: Ui) -> Response[str]:
         deployments=("/deployments", {"limit": MANY}),
         prices=("/prices", {"limit": MANY}),
     )
-    return await console.page(request, "models.html", summary=views.route_summary, **found)
+    return await console.page(request, "models.html", summary=tenant_view.route_summary, **found)
 
 
 @get("/rollouts")
@@ -97,7 +97,7 @@ async def rollout(request: Asked, console: Ui, name: FromPath[str]) -> Response[
     """One, with its two sides beside each other and why each step was taken."""
     found = await console.api.all(request, rollout=f"/rollouts/{name}")
     compared = found["rollout"].data["comparison"] if found["rollout"].ok else None
-    sides = views.sides(compared) if compared else []
+    sides = rollout_view.sides(compared) if compared else []
     return await console.page(request, "rollout.html", name=name, sides=sides, **found)
 
 
@@ -133,7 +133,7 @@ async def tenant(request: Asked, console: Ui, tenant: FromPath[str]) -> Response
         usage=("/usage", {"tenant_id": tenant, "limit": 20}),
         hits=("/safety-hits", {"tenant": tenant, "limit": 10}),
     )
-    return await console.page(request, "tenant.html", held=views.held, **found)
+    return await console.page(request, "tenant.html", held=tenant_view.held, **found)
 
 
 @get("/usage")
@@ -145,7 +145,7 @@ async def usage(request: Asked, console: Ui, model: Word = "", after: Word = "")
         models=("/usage/totals", {"by": "model,cause", "model": model, "limit": 200}),
         requests=("/usage", {"model": model, "after": after, "limit": PAGE}),
     )
-    chart = views.usage_chart(found["days"].data) if found["days"].ok else None
+    chart = tenant_view.usage_chart(found["days"].data) if found["days"].ok else None
     return await console.page(request, "usage.html", chart=chart, model=model, **found)
 
 

@@ -5,7 +5,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from control_plane.ui import formats, views
+from control_plane.ui import fleet_view, formats, pulse_view, rollout_view, tenant_view
 
 
 def a_point(at_ms, **changes):
@@ -33,7 +33,7 @@ def by_name(figures):
 
 def test_the_last_minutes_are_told_in_numbers():
     points = [a_point(0), a_point(15_000, ttft_ms_p95=None, ttft_ms_p50=None)]
-    told = by_name(views.pulse_figures(points, 60_000))
+    told = by_name(pulse_view.pulse_figures(points, 60_000))
     assert told["Goodput"].value == "6/min"
     assert told["Goodput"].note == "8 requests ended"
     assert (told["Failed"].value, told["Failed"].tone) == ("25 %", "bad")
@@ -43,7 +43,7 @@ def test_the_last_minutes_are_told_in_numbers():
 
 
 def test_of_nothing_nothing_is_claimed():
-    told = by_name(views.pulse_figures([], 60_000))
+    told = by_name(pulse_view.pulse_figures([], 60_000))
     unknown = ("Failed", "TTFT p95", "ITL p95", "Per million")
     assert {told[name].value for name in unknown} == {formats.NOTHING}
     assert told["Failed"].tone == ""
@@ -53,7 +53,7 @@ def test_steps_without_a_request_are_gaps_in_latencies_and_zeros_in_rates():
     picture = {
         "points": [a_point(15_000)], "from_ms": 0, "step_ms": 15_000, "as_of_ms": 50_000,
     }  # fmt: skip
-    goodput, _, first, _ = views.pulse_charts(picture)
+    goodput, _, first, _ = pulse_view.pulse_charts(picture)
     assert goodput.times_s == [0, 15, 30]
     assert goodput.lines["good"] == [0, 0.2, 0]
     assert first.lines["p95"] == [None, 90.0, None]
@@ -62,49 +62,51 @@ def test_steps_without_a_request_are_gaps_in_latencies_and_zeros_in_rates():
 
 
 def test_a_chart_of_nothing_says_so():
-    *_, between = views.pulse_charts({"points": [], "from_ms": 0, "step_ms": 15, "as_of_ms": 60})
+    *_, between = pulse_view.pulse_charts(
+        {"points": [], "from_ms": 0, "step_ms": 15, "as_of_ms": 60}
+    )
     assert between.said == "Inter-token time: nothing measured"
 
 
 def test_replicas_are_with_their_deployment_and_the_gone_come_last():
     replicas = [a_replica("1", state="lost"), a_replica("2"), a_replica("x", deployment="other")]
-    empty, pool = views.pools([a_deployment("b"), a_deployment("a")], replicas)[::-1]
+    empty, pool = fleet_view.pools([a_deployment("b"), a_deployment("a")], replicas)[::-1]
     assert [r["replica_id"] for r in pool.replicas] == ["2", "1"]
     assert (pool.ready, pool.running, pool.waiting, pool.kv_used) == (1, 2, 1, 0.75)
     assert (pool.tone, empty.tone, empty.kv_used) == ("good", "bad", None)
 
 
 def test_a_deployment_that_nobody_wants_needs_nobody():
-    (pool,) = views.pools([a_deployment("a", "draining")], [])
+    (pool,) = fleet_view.pools([a_deployment("a", "draining")], [])
     assert pool.tone == ""
 
 
 def test_the_fleet_is_red_where_a_deployment_has_no_replica_and_full_where_it_is():
     full = a_replica("1", kv_blocks_free=1)
-    pools = views.pools([a_deployment("a"), a_deployment("b")], [full])
-    told = by_name(views.fleet_figures(pools))
+    pools = fleet_view.pools([a_deployment("a"), a_deployment("b")], [full])
+    told = by_name(fleet_view.fleet_figures(pools))
     assert told["Replicas ready"].note == "1 of 2 deployments have none"
     assert told["Replicas ready"].tone == "bad"
     assert (told["KV in use"].value, told["KV in use"].tone) == ("99 %", "warn")
-    calm = by_name(views.fleet_figures([]))
+    calm = by_name(fleet_view.fleet_figures([]))
     assert (calm["Replicas ready"].tone, calm["KV in use"].value) == ("", formats.NOTHING)
 
 
 def test_usage_has_every_day_up_to_now():
-    day = views.DAY_MS
+    day = tenant_view.DAY_MS
     total = {"bucket_ms": 2 * day, "prompt_tokens": 7, "output_tokens": 3}
     found = {"totals": [total], "from_ms": day, "to_ms": 31 * day, "fresh_as_of_ms": 4 * day + 5}
-    chart = views.usage_chart(found)
+    chart = tenant_view.usage_chart(found)
     assert chart.times_s == [86_400 * n for n in (1, 2, 3, 4)]
     assert chart.lines == {"prompt": [0, 7, 0, 0], "output": [0, 3, 0, 0]}
-    assert views.usage_chart(found | {"totals": []}).lines["prompt"] == [0, 0, 0, 0]
+    assert tenant_view.usage_chart(found | {"totals": []}).lines["prompt"] == [0, 0, 0, 0]
 
 
 def test_a_route_is_told_in_a_line():
-    assert views.route_summary({"alias": "big"}) == "alias of big"
-    assert views.route_summary({"targets": []}) == ""
+    assert tenant_view.route_summary({"alias": "big"}) == "alias of big"
+    assert tenant_view.route_summary({"targets": []}) == ""
     targets = [{"deployment": "a", "weight": 3}, {"provider": "p", "model": "m"}]
-    told = views.route_summary({"targets": targets, "fallbacks": [{}]})
+    told = tenant_view.route_summary({"targets": targets, "fallbacks": [{}]})
     assert told == "a 75 %, p/m 25 % · 1 fallbacks"
 
 
@@ -120,7 +122,7 @@ def a_side(**changes):
 def test_a_rollouts_sides_stand_beside_each_other():
     none = {"count": 0, "mean": None, "p50": None, "p95": None}
     stable = a_side(requests=0, error_rate=None, causes={}, first_token_ms=none)
-    rows = {row.name: row for row in views.sides({"canary": a_side(), "stable": stable})}
+    rows = {row.name: row for row in rollout_view.sides({"canary": a_side(), "stable": stable})}
     assert (rows["Errors"].canary, rows["Errors"].stable) == ("0 %", formats.NOTHING)
     assert (rows["TTFT p95"].canary, rows["TTFT p95"].stable) == ("30 ms", formats.NOTHING)
     assert rows["Cut by length"].canary == "25 %"
@@ -132,7 +134,10 @@ def test_limits_that_say_nothing_are_not_told():
         "tenant": {"requests_per_minute": 60, "concurrency": None, "flag": True},
         "models": {"tiny": {"concurrency": 2, "none": 0}},
     }
-    assert views.held(said) == [("requests per minute", "60"), ("models: tiny concurrency", "2")]
+    assert tenant_view.held(said) == [
+        ("requests per minute", "60"),
+        ("models: tiny concurrency", "2"),
+    ]
 
 
 @given(value=st.floats(0, 1e15))
