@@ -180,6 +180,14 @@ def test_a_failure_against_an_earlier_time_is_left_to_people():
     world.until(State.PROMOTING)
 
 
+def test_at_100_percent_the_stable_is_what_it_was_beside_the_canary():
+    world = alone()
+    world.canary = side(MUCH, slower=2.0)
+    world.stable = side(300, slower=3.0)  # what is left of it: a few old conversations
+    world.look()
+    assert world.rollout.pause == "failed_alone"
+
+
 def test_a_failure_against_an_earlier_time_rolls_back_if_so_ruled():
     world = alone(when_alone="roll_back")
     world.canary = side(MUCH, slower=2.0)
