@@ -42,9 +42,8 @@ def look_paused(rollout: Rollout, observed: Observed, tick: Tick) -> Move:
     gone = lost_for_good(rollout)
     if gone:
         return rolls_back(rollout, observed.table, "lost", gone)
-    before = rollout.look
     rollout, _ = looked(rollout, observed, is_last=False)
-    if rollout.look > before and outcome(rollout.verdicts) == "fail":
+    if outcome(rollout.verdicts) == "fail":
         return _failed(rollout, observed)
     return stays(rollout, *reasons)
 
