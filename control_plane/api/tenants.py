@@ -1,6 +1,7 @@
 """Tenants: created, listed, read, changed. Never deleted: a bill outlives its payer's account."""
 
 import secrets
+from collections.abc import Set as AbstractSet
 from typing import Annotated
 
 import msgspec
@@ -8,6 +9,8 @@ from litestar import Response, get, patch, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 
+from control_plane.access.caller import Caller
+from control_plane.access.roles import Permission
 from control_plane.api.amounts import Amount
 from control_plane.api.etags import require_match, tagged
 from control_plane.api.names import TenantName, TierName
@@ -27,6 +30,8 @@ from store.postgres import Connection
 SALT_BYTES = 16
 Weight = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 OutputTokens = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]  # 0: answers are not cut
+# What a tenant pays by. At first it may be what nobody need decide: list prices, without a cap.
+MONEY = {"hard_cap_micro": None, "price_book": "list", "billed": True}
 
 
 class LimitsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -104,9 +109,13 @@ class TenantList(msgspec.Struct, frozen=True, kw_only=True):
 
 @post("/tenants")
 async def create_tenant(
-    services: NamedDependency[Services], actor: NamedDependency[str], data: JSONBody[CreateTenant]
+    services: NamedDependency[Services],
+    actor: NamedDependency[str],
+    caller: NamedDependency[Caller],
+    data: JSONBody[CreateTenant],
 ) -> TenantBody:
     """409 with `existing_id` when the name is taken, 422 for an unknown price book."""
+    _require_may_price(caller, {n for n, usual in MONEY.items() if getattr(data, n) != usual})
     new = tenants.NewTenant(
         id=tenant_id(secrets.token_bytes(ENTROPY_BYTES)),
         name=data.name,
@@ -160,10 +169,13 @@ async def patch_tenant(
     request: AnyRequest,
     services: NamedDependency[Services],
     actor: NamedDependency[str],
+    caller: NamedDependency[Caller],
+    *,
     tenant: FromPath[str],
     data: JSONBody[PatchTenant],
 ) -> Response[TenantBody]:
     """In force everywhere within a second. 412 for another version than `If-Match` names."""
+    _require_may_price(caller, MONEY.keys() & _given(data).keys())
     async with services.postgres.transaction() as conn:
         before = await required_for_change(conn, tenant)
         require_match(request, before.version)
@@ -207,6 +219,13 @@ async def _require_price_book(conn: Connection, book: str) -> None:
     if not await tenants.knows_price_book(conn, book):
         message = f"there is no price book {book!r}"
         raise refuse(Code.UNPROCESSABLE, message, param="price_book")
+
+
+def _require_may_price(caller: Caller, fields: AbstractSet[str]) -> None:
+    """Raises RefusedError: 403. The account's own calls need the same."""
+    if fields and not caller.may(Permission.MONEY_WRITE):
+        message = f"this needs the permission {Permission.MONEY_WRITE.value!r} too"
+        raise refuse(Code.FORBIDDEN, message, param=min(fields))
 
 
 def _given(struct: msgspec.Struct) -> dict[str, object]:

@@ -243,6 +243,26 @@ async def test_every_change_names_who_made_it(plane):
     assert (await plane.admin("GET", "/me")).json()["actor"] == "admin"
 
 
+@pytest.mark.parametrize(
+    ("field", "value"), [("hard_cap_micro", 5), ("price_book", "of-friends"), ("billed", False)]
+)
+async def test_what_a_tenant_pays_by_is_for_who_may_write_money(plane, field, value):
+    operator = await a_browser(plane, "operator")
+    body = {"name": secrets.token_hex(8), "hard_cap_micro": None, "billed": True}
+    priced = await operator.send("POST", "/tenants", body | {field: value})
+    assert_refused(priced, 403, "permission_denied", field)
+    tenant = (await operator.send("POST", "/tenants", body)).json()
+    path = f"/tenants/{tenant['id']}"
+    for wanted in (value, tenant[field]):
+        changed = await operator.send("PATCH", path, {"weight": 2, field: wanted})
+        assert_refused(changed, 403, "permission_denied", field)
+    assert (await operator.send("GET", path)).json() == tenant
+    assert (await operator.send("PATCH", path, {"weight": 2})).status_code == 200
+    both = await a_browser(plane, "operator", "billing")
+    await plane.admin("POST", "/price-books", {"id": "of-friends"})
+    assert (await both.send("PATCH", path, {field: value})).json()[field] == value
+
+
 async def test_the_log_is_filtered_and_paged(plane):
     user = await a_user(plane, "viewer")
     for n in range(3):
