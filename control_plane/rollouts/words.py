@@ -120,6 +120,13 @@ def _roll_back(rollout: Rollout, observed: Observed, tick: Tick, reason: str) ->
     del tick
     if rollout.base is None:
         return Refused(message="Nothing has been given to the canary. Abort the rollout instead.")
+    if rollout.state is State.ABORTED:
+        # It has given the name up, and another may move that by now: this one write ends it.
+        ended = enters(rollout, State.ROLLED_BACK, "rollback", reason)
+        closed = ended._replace(
+            rollout=replace(ended.rollout, closed=True), release=rollout.plan.canary
+        )
+        return takes_out(closed, observed.table, keep=False)
     return rolls_back(rollout, observed.table, "rollback", reason)
 
 

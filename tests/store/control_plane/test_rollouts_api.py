@@ -224,6 +224,22 @@ async def test_an_aborted_canary_keeps_its_conversations_and_gets_no_new_ones(ca
     await case.plane.admin("POST", f"/rollouts/{case.name}-2/abort", {})
 
 
+async def test_an_aborted_one_is_rolled_back_while_the_next_waits_for_it(case):
+    found = await case.table()
+    await case.create(rules={"keep_warm_ms": 600_000, "settle_ms": 0, "tick_ms_max": 1000})
+    await case.until_step(10)
+    await case.say("abort")
+    next_one = f"{case.name}-2"
+    assert (await case.create(name=next_one)).status_code == 201
+    answer = await case.say("rollback")
+    assert answer.status_code == 200, answer.text
+    assert (answer.json()["state"], answer.json()["closed"]) == ("rolled_back", True)
+    case.name = next_one
+    await case.until("stepping")
+    await case.say("rollback")
+    assert (await case.table()).targets == found.targets
+
+
 async def test_lists_are_filtered_and_paged(case):
     await case.create()
     page = await case.plane.admin("GET", "/rollouts", only_open="true", limit=1)

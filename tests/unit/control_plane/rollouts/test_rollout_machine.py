@@ -21,7 +21,7 @@ LEAVES = {
     },
     State.PROMOTING: {State.PROMOTED, State.PAUSED, State.ROLLING_BACK, State.ABORTED},
     State.ROLLING_BACK: {State.ROLLING_BACK, State.ROLLED_BACK},
-    State.ABORTED: {State.ABORTED, State.ROLLING_BACK},
+    State.ABORTED: {State.ABORTED, State.ROLLED_BACK},
     State.PROMOTED: set(),
     State.ROLLED_BACK: set(),
 }  # fmt: skip

@@ -54,7 +54,7 @@ OUTCOMES = {
     State.ROLLING_BACK: ("nothing stops",) * 5,
     State.ROLLED_BACK: ("has ended",) * 5,
     State.ABORTED: (
-        "cannot be promoted", "cannot be paused", "not paused", "already", State.ROLLING_BACK,
+        "cannot be promoted", "cannot be paused", "not paused", "already", State.ROLLED_BACK,
     ),
 }  # fmt: skip
 WORDS = ("promote", "pause", "resume", "abort", "rollback")
@@ -98,6 +98,16 @@ def test_an_abort_keeps_conversations_a_rollback_moves_them():
     moved = at(State.STEPPING)
     moved.say("rollback")
     assert moved.share() is None
+
+
+def test_a_rollback_ends_an_aborted_one_in_one_write():
+    """It has given the name up: another may move that by now, and only one may."""
+    world = at(State.ABORTED)
+    writes = world.writes
+    world.say("rollback")
+    assert (world.rollout.state, world.rollout.closed) == (State.ROLLED_BACK, True)
+    assert (world.table.targets, world.writes) == (TABLE.targets, writes + 1)
+    assert world.released == ["new"]
 
 
 def test_an_abort_whose_table_was_deleted_ends_at_once():
