@@ -117,6 +117,18 @@ async def add_identity(conn: Connection, user_id: str, *, issuer: str, subject: 
     await conn.execute(_sql["add_identity"], values)
 
 
+async def subject_of(conn: Connection, user_id: str, *, issuer: str) -> str | None:
+    """Who a user is at an identity provider; None for one who never came from there."""
+    values = {"user_id": user_id, "issuer": issuer}
+    row = await (await conn.execute(_sql["subject_of"], values)).fetchone()
+    return None if row is None else str(row[0])
+
+
+async def forget_identities(conn: Connection, user_id: str) -> None:
+    """Whoever next comes with their verified email is this user."""
+    await conn.execute(_sql["forget_identities"], {"user_id": user_id})
+
+
 async def invite(conn: Connection, user_id: str, *, digest: bytes, life_ms: int) -> None:
     """A new invitation; an older one stops working."""
     values = {"user_id": user_id, "digest": digest, "life_s": life_ms / 1000}

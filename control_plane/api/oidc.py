@@ -147,6 +147,14 @@ async def _let_in(
 async def _first_time(conn: Connection, who: Identity, issuer: str) -> str:
     """A user whom operators made is found by a verified email; others need a group's role."""
     user_id = await users.user_id_by_email(conn, who.email)
+    if user_id is not None:
+        await users.user_for_change(conn, user_id)  # of two at once, one links
+        known = await users.subject_of(conn, user_id, issuer=issuer)
+        if known == who.subject:
+            return user_id
+        if known is not None:
+            # An address goes to somebody else when its owner has left; what they were does not.
+            raise OidcRefusedError("this email address is known here as another person's")
     if user_id is None:
         if not who.roles:
             raise OidcRefusedError("none of this person's groups has a role here")

@@ -159,12 +159,13 @@ async def reset_user(
     caller: NamedDependency[Caller],
     user: FromPath[str],
 ) -> InvitedUser:
-    """The password and every session are over, nobody waits, and there is a new invitation."""
+    """Password, sessions and link to a provider are over, nobody waits; a new invitation."""
     async with services.postgres.transaction() as conn:
         before = await _for_change(conn, caller, user)
         if before.disabled:
             raise refuse(Code.CONFLICT, f"{user!r} is disabled")
         await users.set_password(conn, user, None)
+        await users.forget_identities(conn, user)
         await sessions.end_sessions(conn, user)
         await services.doors.gate.forget_user(conn, user)
         invitation = await _invite(conn, services, user)

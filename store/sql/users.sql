@@ -60,6 +60,12 @@ SELECT user_id FROM user_identities WHERE issuer = :issuer AND subject = :subjec
 INSERT INTO user_identities (issuer, subject, user_id)
 VALUES (:issuer, :subject, :user_id);
 
+-- name: subject_of
+SELECT subject FROM user_identities WHERE user_id = :user_id AND issuer = :issuer;
+
+-- name: forget_identities
+DELETE FROM user_identities WHERE user_id = :user_id;
+
 -- name: invite
 -- One for each user: a new one takes the place of the old.
 INSERT INTO invitations (user_id, digest, expires_at)

@@ -1,5 +1,6 @@
 """Signing in through an identity provider that is real, and sometimes lies."""
 
+import asyncio
 import secrets
 from urllib.parse import parse_qs, urlsplit
 
@@ -109,6 +110,32 @@ async def test_a_user_made_here_keeps_the_roles_given_here(plane, provider):
     await plane.admin("PATCH", f"/users/{user['id']}", {"disabled": True})
     _, refused = await sign_in(plane, provider)
     assert_refused(refused, 401, "invalid_api_key")
+
+
+async def test_an_address_that_somebody_else_has_now_does_not_make_them_its_last_owner(
+    plane, provider
+):
+    boss = await a_user(plane, "admin")
+    provider.claims = somebody(email=boss["email"])
+    first, _ = await sign_in(plane, provider)
+    assert (await first.send("GET", "/me")).json()["user"]["id"] == boss["id"]
+    provider.claims |= {"sub": secrets.token_hex(6)}
+    browser, answer = await sign_in(plane, provider)
+    assert_refused(answer, 401, "invalid_api_key")
+    assert "__Host-headworks" not in browser.cookies
+    await plane.admin("POST", f"/users/{boss['id']}/reset")
+    again, _ = await sign_in(plane, provider)
+    assert (await again.send("GET", "/me")).json()["user"]["id"] == boss["id"]
+
+
+async def test_two_windows_may_sign_the_same_person_in_for_the_first_time(plane, provider):
+    user = await a_user(plane, "viewer")
+    provider.claims = somebody(email=user["email"])
+    begun = [await begin(plane, provider) for _ in range(2)]
+    answers = await asyncio.gather(
+        *(browser.send("GET", "/oidc/callback", **back) for browser, back in begun)
+    )
+    assert [answer.status_code for answer in answers] == [303, 303]
 
 
 LIES = {
