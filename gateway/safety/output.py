@@ -2,7 +2,8 @@
 
 Each choice's prose is one text, each thought is another, and so are each call's arguments. A
 thought or a call ends what prose before it could still have become part of; so the order of
-events stays as it was. A thought that was changed loses its signature, and with it its use.
+events stays as it was. A thought that was changed loses its signature, and with it its use; so
+do those right after it, for without a signature between them all are told as one.
 """
 
 from collections.abc import Callable
@@ -27,6 +28,7 @@ class _Choice:
     def __init__(self, prose: Screen) -> None:
         self.prose = prose
         self.thought: Screen | None = None
+        self.changed = False  # what was thought since prose, a call or a sealed thought was told
         self.call: JSONScreen | None = None
         self.calls = 0
         self.ended = False
@@ -85,32 +87,42 @@ class OutputScreen:
         if choice.thought is not None:
             return told
         if isinstance(event, Delta):
-            return told + _delta(number, choice.prose.feed(event.text))
-        told += _delta(number, choice.prose.feed("", final=True))
+            return told + self._say(choice, number, event.text)
+        told += self._say(choice, number, "", final=True)
         if isinstance(event, CallStart):
+            choice.changed = False
             choice.call = JSONScreen(self._book, self._book.output)
             choice.calls = event.call
         else:
             choice.ended = True
         return [*told, event]
 
+    def _say(
+        self, choice: _Choice, number: int, text: str, *, final: bool = False
+    ) -> list[StreamEvent]:
+        told = _delta(number, choice.prose.feed(text, final=final))
+        choice.changed = choice.changed and not told
+        return told
+
     def _think(self, choice: _Choice, event: ThoughtDelta) -> list[StreamEvent]:
         number = event.choice
-        if event.redacted:  # which nobody here can read
-            told = self._close_thought(choice, number)
-            return told if choice.thought is not None else [*told, event]
-        told = []
+        told = self._close_thought(choice, number) if event.redacted else []
         if choice.thought is None:
-            told += _delta(number, choice.prose.feed("", final=True))
+            told += self._say(choice, number, "", final=True)
             if choice.prose.cut is not None:
                 return told
+        if event.redacted:  # which nobody here can read
+            choice.changed = False
+            return told if choice.thought is not None else [*told, event]
+        if choice.thought is None:
             choice.thought = Screen(self._book, self._book.output)
         screen = choice.thought
         text = screen.feed(event.text, final=bool(event.signature))
+        choice.changed = choice.changed or screen.masked
         if event.signature and screen.cut is None:
             self._note(number, screen)
             choice.thought = None
-        signature = "" if screen.masked or screen.cut is not None else event.signature
+        signature = "" if choice.changed or screen.cut is not None else event.signature
         return told + _thought(number, text, signature)
 
     def _close_thought(self, choice: _Choice, number: int) -> list[StreamEvent]:
@@ -118,6 +130,7 @@ class OutputScreen:
         if screen is None:
             return []
         told = _thought(number, screen.feed("", final=True))
+        choice.changed = choice.changed or screen.masked
         self._note(number, screen)
         if screen.cut is None:
             choice.thought = None

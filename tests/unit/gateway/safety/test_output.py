@@ -159,15 +159,37 @@ def test_a_thought_is_a_text_of_its_own_and_masked_it_loses_its_signature():
     screen, hits = a_screen(SECRET)
     assert told(screen, say("a sec"), think("x sec")) == [say("a "), say("sec"), think("x ")]
     assert told(screen, think("ret y"), think(signature="s")) == [think("# y")]
-    # The next is untouched, and so is its signature.
-    assert told(screen, think("fine"), think(signature="t")) == [
-        think("fine"),
-        think(signature="t"),
-    ]
+    # With nothing in between, the next is told as more of it: no signature is of both.
+    assert told(screen, think("more"), think(signature="t")) == [think("more")]
     assert told(screen, think("sec"), think(redacted="r")) == [think("sec"), think(redacted="r")]
     # What prose goes on with belongs to its own beginning, and not to what was thought between.
     assert told(screen, think("sec"), say("ret"), end()) == [think("sec"), say("#"), end()]
     assert len(hits) == 2
+
+
+@pytest.mark.parametrize(
+    "between", [[think(redacted="r")], [CallStart(choice=0, call=0, name="f")], [say("x")]]
+)
+def test_a_thought_after_a_masked_one_keeps_its_signature_when_it_is_told_apart(between):
+    screen, _ = a_screen(SECRET)
+    signed = think("fine", signature="t")
+    assert told(screen, think("secret", signature="s"), *between, signed) == [
+        think("#"), *between, signed,
+    ]  # fmt: skip
+
+
+def test_a_thought_masked_at_its_end_spoils_the_next_unless_something_is_told_between():
+    screen, _ = a_screen(a_book(terms("secret", whole_word=True), replacement="#"))
+    assert told(screen, think("a secret"), say(""), think("b", signature="t")) == [
+        think("a "), think("#"), think("b"),
+    ]  # fmt: skip
+
+
+def test_a_sealed_thought_is_told_after_the_prose_before_it():
+    screen, _ = a_screen(SECRET)
+    assert told(screen, say("a sec"), think(redacted="r"), say("ret"), end()) == [
+        say("a "), say("sec"), think(redacted="r"), say("#"), end(),
+    ]  # fmt: skip
 
 
 def test_what_is_thought_before_a_call_is_told_before_it():
@@ -195,5 +217,6 @@ def test_a_thought_may_end_an_answer(last):
 
 def test_prose_that_ends_an_answer_as_a_thought_begins_hides_it():
     block = a_book(terms("secret", whole_word=True), action="block")
-    screen, _ = a_screen(block)
-    assert told(screen, say("secret"), think("on")) == [end(finish="filtered")]
+    for begun in (think("on"), think(redacted="r")):
+        screen, _ = a_screen(block)
+        assert told(screen, say("secret"), begun) == [end(finish="filtered")]
