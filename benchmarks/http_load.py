@@ -123,7 +123,9 @@ class Client(asyncio.Protocol):
         if b" 200 " not in head[:16]:
             assert self._done is not None
             if not self._done.done():
-                self._done.set_exception(AnswerError(bytes(self._got[:400]).decode(errors="replace")))
+                self._done.set_exception(
+                    AnswerError(bytes(self._got[:400]).decode(errors="replace"))
+                )
             return False
         self._need = -1
         for line in head.split(b"\r\n"):
