@@ -53,13 +53,14 @@ class Scaler:
             async with self._services.postgres.connection() as conn:
                 page = await scaling.governed(conn, after=after, limit=DEPLOYMENTS_MAX)
             for one in page:
-                await self._one(one)
+                await self.decide_one(one)
             if len(page) < DEPLOYMENTS_MAX:
                 break
             after = page[-1].deployment
         await self._forget()
 
-    async def _one(self, governed: Governed) -> None:
+    async def decide_one(self, governed: Governed) -> None:
+        """About one, as it was read. Raises NotLeaderError."""
         try:
             plan = await plan_for(self._services, governed)
             await self._write(plan)
@@ -79,6 +80,8 @@ class Scaler:
         name, decision = plan.governed.deployment, plan.decision
         async with self._services.postgres.transaction() as conn:
             await self._services.leadership.fence(conn)
+            if not await scaling.is_as_read(conn, plan.governed):
+                return  # by an operator meanwhile: the next round sees it
             last = await scaling.said(conn, name)
             told = (
                 last is None
@@ -92,6 +95,7 @@ class Scaler:
                 await registry.set_replicas_warm(conn, name, plan.policy.warm_replicas)
             if told or before != decision.desired:
                 await scaling.tell_decision(conn, name, {"before": before, **word(decision)})
+                await scaling.cut_decisions(conn, name, kept_max=KEPT_MAX, limit=FORGET_MAX)
             await scaling.keep_state(
                 conn,
                 name,
@@ -109,7 +113,6 @@ class Scaler:
             await scaling.forget_decisions(
                 conn,
                 kept_ms=self._services.settings.scaling_kept_ms,
-                kept_max=KEPT_MAX,
                 limit=FORGET_MAX,
             )
 

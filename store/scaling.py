@@ -157,6 +157,19 @@ async def governed(conn: Connection, *, after: str = "", limit: int) -> list[Gov
         return await cursor.fetchall()
 
 
+async def is_as_read(conn: Connection, read: Governed) -> bool:
+    """Whether its policy and its count still are, and stay so until the transaction ends."""
+    values = {"deployment": read.deployment}
+    row = await (await conn.execute(_sql["hold_governed"], values)).fetchone()
+    return row == (read.replicas_desired, read.replicas_warm, read.body)
+
+
+async def governing(conn: Connection, deployment: str) -> str | None:
+    """The target of the policy that governs it."""
+    row = await (await conn.execute(_sql["governing"], {"deployment": deployment})).fetchone()
+    return None if row is None else str(row[0])
+
+
 async def governable(
     conn: Connection, *, model: str, deployment: str = "", limit: int
 ) -> list[Governed]:
@@ -258,10 +271,15 @@ async def decisions_page(
         return await cursor.fetchall()
 
 
-async def forget_decisions(conn: Connection, *, kept_ms: int, kept_max: int, limit: int) -> None:
-    """Drop the oldest: what is older, and what is more than that of one deployment."""
-    values = {"kept_ms": kept_ms, "kept_max": kept_max, "limit": limit}
-    await conn.execute(_sql["forget_scaling_decisions"], values)
+async def forget_decisions(conn: Connection, *, kept_ms: int, limit: int) -> None:
+    """Drop what is older, of all deployments."""
+    await conn.execute(_sql["forget_scaling_decisions"], {"kept_ms": kept_ms, "limit": limit})
+
+
+async def cut_decisions(conn: Connection, deployment: str, *, kept_max: int, limit: int) -> None:
+    """Drop the oldest of one deployment beyond so many."""
+    values = {"deployment": deployment, "kept_max": kept_max, "limit": limit}
+    await conn.execute(_sql["cut_scaling_decisions"], values)
 
 
 def _first_id(region: str, at_ms: int) -> str:

@@ -43,6 +43,25 @@ SELECT d.name AS deployment, d.version, d.region, d.replicas_desired, d.replicas
  ORDER BY d.name
  LIMIT :limit;
 
+-- name: hold_governed
+-- What a decision rests on, unchanged until the transaction ends; no row when nothing governs it.
+SELECT d.replicas_desired, d.replicas_warm, p.body
+  FROM deployments d
+  JOIN model_versions v ON v.version = d.version
+  JOIN scaling_policies p ON p.model = v.model
+       AND (p.deployment IS NULL OR p.deployment = d.name)
+ WHERE d.name = :deployment AND d.desired_state = 'running'
+   FOR NO KEY UPDATE OF d FOR SHARE OF p;
+
+-- name: governing
+-- The target of the policy that governs a deployment.
+SELECT p.target
+  FROM deployments d
+  JOIN model_versions v ON v.version = d.version
+  JOIN scaling_policies p ON p.model = v.model
+       AND (p.deployment IS NULL OR p.deployment = d.name)
+ WHERE d.name = :deployment;
+
 -- name: governable
 -- The running deployments of a model, or one of them, whatever governs them.
 SELECT d.name AS deployment, d.version, d.region, d.replicas_desired, d.replicas_warm, s.state,
@@ -151,10 +170,16 @@ SELECT id, deployment, before, desired, wake, start, stop, reasons, alarms,
  LIMIT :limit;
 
 -- name: forget_scaling_decisions
--- Older ones, and all but the newest :kept_max of a deployment; at most :limit at once.
+-- Those that are too old among the :limit oldest, which are found by the primary key.
 DELETE FROM scaling_decisions WHERE id IN (
-    SELECT d.id
-      FROM (SELECT id, at, row_number() OVER (PARTITION BY deployment ORDER BY id DESC) AS place
-              FROM scaling_decisions) d
-     WHERE d.place > :kept_max OR d.at < now() - :kept_ms * interval '1 millisecond'
-     LIMIT :limit);
+    SELECT o.id FROM (SELECT id, at FROM scaling_decisions ORDER BY id LIMIT :limit) o
+     WHERE o.at < now() - :kept_ms * interval '1 millisecond');
+
+-- name: cut_scaling_decisions
+-- All of a deployment but its newest :kept_max, at most :limit at once.
+DELETE FROM scaling_decisions WHERE id IN (
+    SELECT id FROM scaling_decisions
+     WHERE deployment = :deployment
+       AND id <= (SELECT id FROM scaling_decisions WHERE deployment = :deployment
+                   ORDER BY id DESC LIMIT 1 OFFSET :kept_max)
+     ORDER BY id LIMIT :limit);

@@ -58,6 +58,11 @@ class ControlPlane:
             headers={"authorization": f"Bearer {ADMIN_TOKEN}"},
         )
 
+    def has_run(self, job: str) -> bool:
+        """Whether a round of this background job is over: what is made now, it has not seen."""
+        name, labels = "headworks_control_plane_job_runs_total", {"job": job, "outcome": "done"}
+        return bool(self.services.metrics.registry.get_sample_value(name, labels))
+
     async def made(self, path: str, body: Any) -> Any:
         """What a create that must succeed has made."""
         answer = await self.admin("POST", path, body)

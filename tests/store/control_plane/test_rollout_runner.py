@@ -22,7 +22,7 @@ async def plane(fresh_postgres_url, valkey_url):
         fresh_postgres_url, valkey_url, rollout_every_ms=3_600_000, scaling_every_ms=3_600_000
     )
     async with running(settings) as plane:
-        await until(lambda: plane.services.leadership.held)
+        await until(lambda: plane.has_run("rollouts") and plane.has_run("scaler"))
         yield plane
 
 

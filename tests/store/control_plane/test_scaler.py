@@ -21,6 +21,7 @@ from store.redis_client import RedisClient
 from tests.support.control_plane import running, the_settings
 from tests.support.dispatch_worlds import an_arm
 from tests.support.dispatchers import RULES
+from tests.support.gateway_world import until
 from tests.support.ledger_commands import a_reserve, a_settle
 from tests.support.ledger_database import a_tenant
 from tests.support.registry import a_beat, a_deployment, a_register, a_version
@@ -35,9 +36,7 @@ NEVER_MS = 3_600_000  # so that only the test's own rounds are run
 async def plane(fresh_postgres_url, valkey_url):
     settings = the_settings(fresh_postgres_url, valkey_url, scaling_every_ms=NEVER_MS)
     async with running(settings) as plane:
-        async with asyncio.timeout(BOUND_S):
-            while not plane.services.leadership.held:  # noqa: ASYNC110 - a lease has no event
-                await asyncio.sleep(0.02)
+        await until(lambda: plane.has_run("scaler"), within_s=BOUND_S)
         async with plane.services.postgres.transaction() as conn:
             await a_version(conn)
             await a_deployment(conn, "d")
@@ -116,6 +115,31 @@ async def test_a_round_of_who_leads_no_more_writes_nothing(plane):
     with pytest.raises(NotLeaderError):
         await Scaler(plane.services).round()
     assert await desired(plane) is None
+    assert await decisions(plane) == []
+
+
+@pytest.mark.parametrize(
+    "meanwhile",
+    [
+        "DELETE FROM scaling_policies",
+        "UPDATE scaling_policies SET body = jsonb_set(body, '{max_replicas}', '1')",
+        "UPDATE deployments SET replicas_desired = 1",
+        "UPDATE deployments SET desired_state = 'draining'",
+    ],
+    ids=["policy deleted", "policy changed", "count changed", "drained"],
+)
+async def test_what_operators_did_between_a_look_and_its_write_stands(plane, meanwhile):
+    await put(plane, min_replicas=2)
+    async with plane.services.postgres.connection() as conn:
+        (read,) = await scaling.governed(conn, limit=10)
+    async with plane.services.postgres.transaction() as conn:
+        await conn.execute(meanwhile)
+    scaler = Scaler(plane.services)
+    await scaler.decide_one(read)
+    async with plane.services.postgres.connection() as conn:
+        found = await registry.deployment(conn, "d")
+    assert found is not None
+    assert found.replicas_desired in (None, 1)
     assert await decisions(plane) == []
 
 
@@ -269,12 +293,21 @@ async def test_decisions_are_final_and_bounded(plane):
         async with plane.services.postgres.transaction() as conn:
             await conn.execute("UPDATE scaling_decisions SET desired = 9")
     async with plane.services.postgres.transaction() as conn:
-        await scaling.forget_decisions(conn, kept_ms=NEVER_MS, kept_max=2, limit=100)
+        await scaling.forget_decisions(conn, kept_ms=NEVER_MS, limit=100)
+        await scaling.cut_decisions(conn, "elsewhere", kept_max=2, limit=100)
+    assert len(await decisions(plane)) == 5
+    async with plane.services.postgres.transaction() as conn:
+        await scaling.cut_decisions(conn, "d", kept_max=2, limit=100)
     first, second = await decisions(plane)
     assert first["id"] > second["id"]
     answer = await plane.admin("GET", "/scaling-decisions", limit=1)
     older = await plane.admin("GET", "/scaling-decisions", before=answer.json()["before"])
     assert [one["id"] for one in older.json()["decisions"]] == [second["id"]]
+    async with plane.services.postgres.transaction() as conn:
+        await conn.execute("SELECT pg_sleep(0.01)")
+    async with plane.services.postgres.transaction() as conn:
+        await scaling.forget_decisions(conn, kept_ms=1, limit=1)
+    assert [one["id"] for one in await decisions(plane)] == [first["id"]]
 
 
 async def test_the_warm_pool_of_a_policy_is_written_for_launchers(plane):
