@@ -59,17 +59,21 @@ async def by_password(
     doors, address, email = services.doors, address_of(request), email_of(email)
     async with services.postgres.connection() as conn:
         user_id = await users.user_id_by_email(conn, email)
-        user = None if user_id is None else await users.user_by_id(conn, user_id)
     attempt = await doors.gate.enter(
         doors.gate.names(user_id=user_id, email=email, address=address)
     )
+    # Behind the gate, and asked for nobody too: how long it takes tells nothing of an email.
+    async with services.postgres.connection() as conn:
+        user = await users.user_by_id(conn, user_id or NOBODY)
     hashed = None if user is None else user.password
-    is_right = await doors.hasher.matches(hashed, password)
+    async with doors.gate.excused(attempt):
+        is_right = await doors.hasher.matches(hashed, password)
     if user is None or hashed is None or not is_right or user.disabled:
         await refused(services, attempt, user, _reason(user, is_right=is_right), address=address)
         raise refuse(Code.INVALID_KEY, WRONG)
     if doors.hasher.is_outdated(hashed):
-        again = await doors.hasher.hash(password)
+        async with doors.gate.excused(attempt):
+            again = await doors.hasher.hash(password)
         async with services.postgres.transaction() as conn:
             await users.rehash(conn, user.id, before=hashed, password=again)
             hashed = again

@@ -5,6 +5,8 @@ and forgiven when it was right. A thousand at once get no more tries than one af
 """
 
 import ipaddress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import msgspec
 
@@ -68,6 +70,21 @@ class Gate:
         for row in await attempts.attempts_for_change(conn, attempt.names):
             is_user = row.name.startswith("user:")
             await _write(conn, row.name, Attempts() if is_user else forgiven(_known(row)))
+
+    async def withdraw(self, attempt: Attempt) -> None:
+        """Nothing was learnt from it: as though it had not begun."""
+        async with self._postgres.transaction() as conn:
+            for row in await attempts.attempts_for_change(conn, attempt.names):
+                await _write(conn, row.name, forgiven(_known(row)))
+
+    @asynccontextmanager
+    async def excused(self, attempt: Attempt) -> AsyncIterator[None]:
+        """Around what is refused for another reason than a wrong password: too many hashes."""
+        try:
+            yield
+        except RefusedError:
+            await self.withdraw(attempt)
+            raise
 
     async def forget_user(self, conn: Connection, user_id: str) -> None:
         """Nobody waits for failures from before an operator's reset."""

@@ -117,7 +117,8 @@ async def accept_invitation(
     if user is None or user.disabled:
         await refused(services, attempt, user, "invitation", address=address)
         raise refuse(Code.INVALID_KEY, "this invitation is unknown, used or too old")
-    password = await _new_password(services, user, data.password)
+    async with doors.gate.excused(attempt):
+        password = await _new_password(services, user, data.password)
     async with services.postgres.transaction() as conn:
         # The user first, as everywhere, so that two never wait for each other.
         now = await users.user_for_change(conn, user.id)
@@ -170,10 +171,13 @@ async def change_password(
     user = await _self(services, caller)
     names = doors.gate.names(user_id=user.id, email=user.email, address=address)
     attempt = await doors.gate.enter(names)
-    if not await doors.hasher.matches(user.password, data.current):
+    async with doors.gate.excused(attempt):
+        is_right = await doors.hasher.matches(user.password, data.current)
+    if not is_right:
         await refused(services, attempt, user, "current password", address=address)
         raise refuse(Code.INVALID_KEY, "the current password is wrong")
-    password = await _new_password(services, user, data.password)
+    async with doors.gate.excused(attempt):
+        password = await _new_password(services, user, data.password)
     async with services.postgres.transaction() as conn:
         now = await users.user_for_change(conn, user.id)
         if now is None or now.disabled or now.password != user.password:

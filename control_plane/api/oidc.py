@@ -102,6 +102,7 @@ async def callback(
         who = await _who(services, client, note, word)
         inside = await _let_in(services, request, who, attempt)
     except OidcAwayError as away:
+        await gate.withdraw(attempt)
         raise refuse(Code.UNAVAILABLE, str(away)) from away
     except OidcRefusedError as reason:
         await refused(services, attempt, None, f"oidc: {reason}", address=address_of(request))

@@ -1,7 +1,8 @@
 -- name: know_attempts
+-- Those that are there are locked too, or they could be forgotten before they are read.
 INSERT INTO sign_in_attempts (name)
 SELECT unnest(CAST(:names AS text[])) ORDER BY 1
-ON CONFLICT (name) DO NOTHING;
+ON CONFLICT (name) DO UPDATE SET name = excluded.name;
 
 -- name: attempts_for_change
 -- In one order, so that two never wait for each other.

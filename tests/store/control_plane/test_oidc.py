@@ -7,7 +7,7 @@ from urllib.parse import parse_qs, urlsplit
 import jwt
 import pytest
 
-from tests.support.browser import Browser, a_user
+from tests.support.browser import Browser, a_user, run
 from tests.support.control_plane import assert_refused, running, the_settings
 from tests.support.oidc_server import CLIENT, CLIENT_SECRET, OidcServer, SigningKey
 
@@ -292,6 +292,19 @@ async def test_a_provider_that_is_away_is_told_as_that(postgres_url, valkey_url,
     async with running(settings(postgres_url, valkey_url, gone)) as plane:
         answer = await Browser(plane).send("GET", "/oidc/start")
         assert_refused(answer, 503, "service_unavailable")
+
+
+async def test_a_provider_that_is_away_is_nobodys_failure(plane, provider, postgres_url):
+    failures = (
+        "SELECT coalesce(sum(failures), 0) FROM sign_in_attempts WHERE name LIKE 'address:%%'"
+    )
+    browser, back = await begin(plane, provider)
+    before = run(postgres_url, failures)
+    provider.discovery = {"issuer": "https://evil.example"}
+    plane.services.doors.oidc.forget()
+    answer = await browser.send("GET", "/oidc/callback", **back)
+    assert_refused(answer, 503, "service_unavailable")
+    assert run(postgres_url, failures) == before
 
 
 def test_the_server_of_these_tests_signs_what_the_library_believes():

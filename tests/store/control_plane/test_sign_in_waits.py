@@ -5,7 +5,8 @@ import secrets
 
 import pytest
 
-from tests.support.browser import Browser, a_user, forget_addresses, run
+from store import attempts
+from tests.support.browser import PASSWORD, Browser, a_user, forget_addresses, run
 from tests.support.control_plane import assert_refused, running, the_settings
 
 pytestmark = [pytest.mark.services, pytest.mark.anyio]
@@ -87,6 +88,51 @@ async def test_one_address_tries_many_names_in_vain(postgres_url, valkey_url):
         names = [f"{secrets.token_hex(6)}@nowhere.example" for _ in range(4)]
         codes = [(await Browser(plane).sign_in(name, WRONG)).status_code for name in names]
         assert codes == [401, 401, 401, 429]
+
+
+async def test_what_is_refused_for_something_else_is_no_failure(plane):
+    user = await a_user(plane, "viewer")
+    browser = Browser(plane)
+    hasher, places = plane.services.doors.hasher, 0
+    while hasher._places.acquire(blocking=False):
+        places += 1
+    for _ in range(6):
+        crowded = await browser.sign_in(user["email"])
+        assert_refused(crowded, 503, "server_is_overloaded")
+    for _ in range(places):
+        hasher._places.release()
+    assert (await browser.sign_in(user["email"])).status_code == 200
+    weak = {"current": PASSWORD, "password": "password1234"}
+    for _ in range(6):
+        answer = await browser.send("POST", "/me/password", weak)
+        assert_refused(answer, 422, "unprocessable", "password")
+    shown = (await plane.admin("GET", f"/users/{user['id']}")).json()
+    assert (shown["failures"], shown["locked_until_ms"]) == (0, 0)
+    assert (await Browser(plane).sign_in(user["email"])).status_code == 200
+
+
+async def test_a_weak_password_does_not_lock_an_invitation_out(postgres_url, valkey_url):
+    settings = waiting(postgres_url, valkey_url, sign_in_address_free=3)
+    async with running(settings) as plane:
+        await forget_addresses(plane)
+        body = {"email": f"{secrets.token_hex(6)}@example.com", "name": "N", "roles": []}
+        invitation = (await plane.made("/users", body))["invitation"]
+        for password, status in (*[("short", 422)] * 4, (PASSWORD, 200)):
+            shown = {"invitation": invitation, "password": password}
+            answer = await Browser(plane).send("POST", "/invitations/accept", shown)
+            assert answer.status_code == status, answer.text
+
+
+async def test_what_is_about_to_be_counted_is_not_forgotten_meanwhile(plane, postgres_url):
+    name = f"user:{secrets.token_hex(6)}"
+    run(postgres_url, "INSERT INTO sign_in_attempts VALUES (%s, 4, 1, 1)", name)
+    postgres = plane.services.postgres
+    async with postgres.transaction() as conn:
+        await conn.execute(attempts._sql["know_attempts"], {"names": [name]})
+        async with postgres.transaction() as other:
+            await attempts.forget(other, age_ms=3_600_000)
+        (row,) = await attempts.attempts_for_change(conn, (name,))
+    assert row.failures == 4
 
 
 async def test_too_many_hashes_at_once_are_refused_and_none_is_lost(postgres_url, valkey_url):
