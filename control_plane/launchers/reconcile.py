@@ -2,8 +2,9 @@
 
 The leader's alone. A launch is written before it is made and noted after it, each in a
 transaction of its own that begins with the fence; what lies between is the launcher's to keep
-apart (two starts of one id are one process). A round that is cut anywhere leaves what the next
-one, here or elsewhere, sees and finishes.
+apart (two starts of one id are one process). What is done outside Postgres is done after the
+fence was asked: who stood still knows older lives of replicas than there are. A round that is
+cut anywhere leaves what the next one, here or elsewhere, sees and finishes.
 """
 
 import asyncio
@@ -122,6 +123,18 @@ class LaunchReconciler:
         _log.info("replicas are made as many as wanted", extra={"facts": facts})
         self._services.metrics.launcher_actions.labels(kind).inc()
         match action:
+            case Start() | Wake() | Sleep() | Stop() | Forget():
+                await self._write(_nothing)
+                await self._reach(action, now)
+            case Ask() | Adopt() | Settle() | Fail() | Drain() | AskStop():
+                await self._write(lambda conn: self._note(conn, action, now))
+            case _:
+                assert_never(action)
+
+    async def _reach(self, action: Start | Wake | Sleep | Stop | Forget, now: _Now) -> None:
+        """What is done to processes, and not in Postgres."""
+        name = action.replica_id
+        match action:
             case Start():
                 await self._start(name, now)
             case Wake():
@@ -133,8 +146,6 @@ class LaunchReconciler:
             case Forget():
                 await asyncio.to_thread(self._launcher.forget, name)
                 await self._write(lambda conn: launches.forget(conn, name))
-            case Ask() | Adopt() | Settle() | Fail() | Drain() | AskStop():
-                await self._write(lambda conn: self._note(conn, action, now))
             case _:
                 assert_never(action)
 
@@ -147,7 +158,6 @@ class LaunchReconciler:
             version=deployment.version,
             worker=deployment.spec,
         )
-        await self._write(_nothing)  # the fence: whoever leads no more starts nothing
         try:
             await asyncio.to_thread(self._launcher.start, spec)
         except LauncherError as error:
