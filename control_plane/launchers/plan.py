@@ -73,6 +73,8 @@ class _Round:
         self._replicas = {each.replica_id: each for each in seen.replicas}
         places = {place.replica_id for place in seen.places}
         self._taken = {*self._launches, *places, *self._live_ids()}
+        # Nobody's are about to be stopped: counted, they would cost one that is wanted its place.
+        self._orphans = places - self._launches.keys()
         self._room = rules.places_max - sum(is_here(each, seen) for each in seen.launches)
 
     def actions(self) -> Iterator[Action]:
@@ -126,7 +128,7 @@ class _Round:
         """Those that serve or are about to, and those that sleep."""
         launched = {n for n, each in self._launches.items() if each.deployment == deployment}
         known = {n for n, each in self._replicas.items() if each.deployment == deployment}
-        names = sorted(launched | known)
+        names = sorted((launched | known) - self._orphans)
         conditions = {name: self._condition(name) for name in names}
         awake = [name for name in names if conditions[name] in AWAKE]
         return awake, [name for name in names if conditions[name] is Condition.ASLEEP]

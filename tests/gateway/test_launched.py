@@ -128,31 +128,28 @@ async def test_a_crash_between_start_and_its_record_leaves_no_orphan_unknown(
 ) -> None:
     async with machine.plane() as plane:
         deployment = await plane.admin("GET", f"/deployments/{DEPLOYMENT}")
-        # As left by a control plane that died just after a start, and by one whose database
-        # was restored from before it: one that was asked for, and one that nobody knows.
-        kind, none = LauncherKind.LOCAL, WorkerSpec()
-        spec = LaunchSpec(
-            replica_id="known-0",
-            deployment=DEPLOYMENT,
-            region="local",
-            version=deployment["version"],
-            worker=none,
-        )
-        async with plane.services.postgres.transaction() as conn:
-            await registry.set_replicas_desired(conn, DEPLOYMENT, 1)
-            await registry.set_launching(conn, DEPLOYMENT, launcher=kind, spec=none)
-            await launches.ask(
-                conn,
-                replica_id="known-0",
-                deployment=DEPLOYMENT,
-                launcher=kind,
-                home=plane.launcher.home,
-            )
-            plane.launcher.start(spec)
-            plane.launcher.start(msgspec.structs.replace(spec, replica_id="orphan-0"))
-        pid = plane.alive()["known-0"].pid
+    # As left by a control plane that died just after a start, and by one whose database was
+    # restored from before it: one that was asked for, and one that nobody knows.
+    launcher, kind, none = machine.launcher, LauncherKind.LOCAL, WorkerSpec()
+    async with machine.world.postgres.transaction() as conn:
+        await registry.set_replicas_desired(conn, DEPLOYMENT, 1)
+        await registry.set_launching(conn, DEPLOYMENT, launcher=kind, spec=none)
+        asked = {"deployment": DEPLOYMENT, "launcher": kind, "home": launcher.home}
+        await launches.ask(conn, replica_id="known-0", **asked)
+    spec = LaunchSpec(
+        replica_id="known-0",
+        deployment=DEPLOYMENT,
+        region="local",
+        version=deployment["version"],
+        worker=none,
+    )
+    launcher.start(spec)
+    launcher.start(msgspec.structs.replace(spec, replica_id="orphan-0"))
+    async with machine.plane() as plane:
         assert await plane.until_serving(1) == ["known-0"]
-        assert plane.alive()["known-0"].pid == pid or pid is None
+        async with plane.services.postgres.connection() as conn:
+            [launch] = await launches.all_launches(conn)
+        assert (launch.replica_id, launch.failures) == ("known-0", 0), "adopted as it runs"
 
 
 @pytest.mark.parametrize("deploys", [False, True])

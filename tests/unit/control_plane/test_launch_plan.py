@@ -345,6 +345,12 @@ def test_a_place_that_nobody_asked_for_is_stopped_then_forgotten():
     assert kinds(decided(wanting(0), places=[a_place(alive=False)])) == [(Forget, name(0))]
 
 
+def test_one_that_nobody_asked_for_costs_none_that_is_wanted_its_place():
+    seen = running(0) | {"places": [a_place(0), a_place(1)]}
+    seen["replicas"] = [a_replica(0), a_replica(1)]
+    assert kinds(decided(wanting(1), **seen)) == [(Stop, name(1))]
+
+
 # Another machine's.
 
 
