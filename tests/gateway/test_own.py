@@ -129,6 +129,22 @@ async def test_a_tenant_is_told_its_month_by_model_and_by_key_and_nobody_else_s(
     assert await world.usage(caller) == rows, "to be told is no request"
 
 
+async def test_a_tenant_reads_one_month_at_a_time_and_leaves_others_their_turn(
+    world: World,
+) -> None:
+    caller, other = await world.add_caller(), await world.add_caller()
+    async with world.postgres.transaction() as conn:
+        await conn.execute("LOCK TABLE usage_sums IN ACCESS EXCLUSIVE MODE")
+        same = [asyncio.create_task(get(world, caller, "/v1/usage?month=2020-01")) for _ in "ab"]
+        await until(lambda: len(world.gateway.own_usage.under_way) == 1)
+        refused = await get(world, caller, "/v1/usage?month=2020-02")
+        assert refused.status_code == 503
+        others = asyncio.create_task(get(world, other, "/v1/usage?month=2020-02"))
+        await until(lambda: len(world.gateway.own_usage.under_way) == 2)
+    assert [(await each).status_code for each in (*same, others)] == [200, 200, 200]
+    assert not world.gateway.own_usage.under_way
+
+
 async def test_what_is_asked_otherwise_is_refused_by_name(world: World) -> None:
     caller = await world.add_caller()
     for path, param in (
