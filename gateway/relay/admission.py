@@ -1,6 +1,6 @@
 """What a job holds before anything runs: its charge on the tenant's limits, and money.
 
-Both are asked for side by side. Invariant: what `undo` or a refusal leaves behind is nothing.
+Both are asked for side by side, and let go of by the try that they are for, whatever came of it.
 """
 
 from core.errors import Refusal, RefusedError
@@ -41,11 +41,6 @@ class Admission:
             refusals.labels("money", refused.limit or refused.reason).inc()
             raise RefusedError(ledger_refusal(refused, self._job.price.currency))
         return True
-
-    def undo(self) -> None:
-        """Give everything back; it follows on its own."""
-        self.ticket.cancel()
-        self._shared.endings.start(self.hold.release(self._shared.now_ms()))
 
     def _make_hold(self) -> Hold:
         identity, job, wanted = self._identity, self._job, self._wanted
