@@ -6,12 +6,13 @@ moved since they were read; so a decision is kept once or not at all, whoever di
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 import msgspec
 
 from control_plane.background import Job
 from control_plane.rollout_keep import MovedMeanwhileError, keep, read
-from control_plane.rollout_watch import demand, measure, observe
+from control_plane.rollout_watch import MEASURE_S, demand, measure, observe
 from control_plane.rollouts import machine
 from control_plane.rollouts.samples import Sample, Window
 from control_plane.rollouts.state import Decision, Rollout
@@ -23,7 +24,8 @@ from store.rollouts import RolloutRow
 
 ACTOR = "rollouts"  # in the audit log: nobody's hand
 ROLLOUTS_MAX = 200  # looked at in a round
-LOOK_S = 8.0  # for one of them
+# For one of them: a demand and a sample that get no answer leave time to decide without them.
+LOOK_S = 2 * MEASURE_S + 5.0
 # A window is measured again when it has grown by so much: before, it holds few requests more.
 GROWTH_PERCENT = 5
 
@@ -36,6 +38,7 @@ class RolloutRunner:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._measured: dict[str, Sample] = {}  # the last one of each rollout
+        self._last = ""  # looked at
 
     async def round(self) -> None:
         """Raises NotLeaderError, StoreAwayError, and the last fault of a rollout's own."""
@@ -43,7 +46,8 @@ class RolloutRunner:
             rows = await rollouts.open_rollouts(conn, limit=ROLLOUTS_MAX)
         self._measured = {r.name: s for r in rows if (s := self._measured.get(r.name))}
         fault: Exception | None = None
-        for row in rows:
+        for row in turned(rows, self._last):
+            self._last = row.name
             try:
                 async with asyncio.timeout(LOOK_S):
                     await self._look(row)
@@ -89,6 +93,12 @@ class RolloutRunner:
         if sample is not None:
             self._measured[row.name] = sample
         return sample
+
+
+def turned(rows: Sequence[RolloutRow], last: str) -> list[RolloutRow]:
+    """The one after `last` first: a round that is cut short goes on there, and starves none."""
+    begin = next((at + 1 for at, row in enumerate(rows) if row.name == last), 0)
+    return [*rows[begin:], *rows[:begin]]
 
 
 def rollouts_job(services: Services) -> Job:

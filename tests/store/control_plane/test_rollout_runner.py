@@ -175,6 +175,24 @@ async def test_a_rollout_that_cannot_be_read_keeps_no_other_from_moving(plane, c
     assert "a rollout failed" in caplog.text
 
 
+async def test_a_round_that_is_cut_short_goes_on_where_it_was(plane):
+    """Else those behind one that takes long are never looked at, a failing canary among them."""
+    slow, quick = [await RolloutCase(plane).made() for _ in range(2)]
+    await slow.create()
+    await quick.create()
+    runner = RolloutRunner(plane.services)
+    async with plane.services.postgres.transaction() as conn:
+        await conn.execute("SELECT FROM rollouts WHERE name = %s FOR UPDATE", (slow.name,))
+        for _ in range(20):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    await runner.round()
+            if (await quick.read())["state"] != "pending":
+                break
+    assert (await quick.read())["state"] != "pending"
+    assert (await slow.read())["state"] == "pending"
+
+
 async def test_what_cannot_be_measured_is_no_evidence(case, caplog):
     await case.create()
     runner = RolloutRunner(case.plane.services)
