@@ -90,6 +90,20 @@ def require_our_page(connection: Connection, public_url: str) -> None:
         raise refuse(Code.FORBIDDEN, fault)
 
 
+def require_proof(connection: Connection, csrf: str, public_url: str) -> None:
+    """Raises RefusedError for a session's request that no page of ours says it makes.
+
+    A cookie travels with any page's request; what a page of ours says does not.
+    """
+    require_our_page(connection, public_url)
+    if not {"origin", "sec-fetch-site"} & set(connection.headers):
+        raise refuse(Code.FORBIDDEN, "a session needs Origin or Sec-Fetch-Site beside it")
+    said = connection.headers.get(CSRF_HEADER, "")
+    if not hmac.compare_digest(said.encode(), csrf.encode()):
+        message = f"a session needs its CSRF token in {CSRF_HEADER}; GET /admin/me tells it"
+        raise refuse(Code.FORBIDDEN, message)
+
+
 def _method(connection: Connection) -> str:
     return str(connection.scope.get("method", ""))
 
@@ -143,7 +157,7 @@ async def _by_session(connection: Connection, text: str) -> Caller | None:
         return None
     csrf = csrf_token(services.doors.pepper, text)
     if _method(connection) not in origins.SAFE_METHODS:
-        _require_proof(connection, csrf, services.settings.public_url)
+        require_proof(connection, csrf, services.settings.public_url)
     if session.stale:
         async with services.postgres.transaction() as conn:
             await sessions.touch_session(conn, hashed)
@@ -155,14 +169,3 @@ async def _by_session(connection: Connection, text: str) -> Caller | None:
         credential_id=session.id,
         csrf=csrf,
     )
-
-
-def _require_proof(connection: Connection, csrf: str, public_url: str) -> None:
-    """A cookie travels with any page's request; what a page of ours says does not."""
-    require_our_page(connection, public_url)
-    if not {"origin", "sec-fetch-site"} & set(connection.headers):
-        raise refuse(Code.FORBIDDEN, "a session needs Origin or Sec-Fetch-Site beside it")
-    said = connection.headers.get(CSRF_HEADER, "")
-    if not hmac.compare_digest(said.encode(), csrf.encode()):
-        message = f"a session needs its CSRF token in {CSRF_HEADER}; GET /admin/me tells it"
-        raise refuse(Code.FORBIDDEN, message)

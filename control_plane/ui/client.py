@@ -6,6 +6,7 @@ what the API refuses, the page says.
 
 import asyncio
 from collections.abc import Mapping
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
 
 import httpx
@@ -45,7 +46,11 @@ class AdminApi:
 
     def __init__(self, app: ASGIApp) -> None:
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)  # type: ignore[arg-type]  # Litestar's types of ASGI are narrower than httpx's
-        self._http = httpx.AsyncClient(transport=transport, base_url="http://console")
+        # One for all who look: nobody's cookie is kept, to be shown for somebody else.
+        nowhere = CookieJar(DefaultCookiePolicy(allowed_domains=[]))
+        self._http = httpx.AsyncClient(
+            transport=transport, base_url="http://console", cookies=nowhere
+        )
 
     async def get(
         self, request: Request[Any, Any, Any], path: str, **query: str | int | None

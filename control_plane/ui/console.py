@@ -59,6 +59,9 @@ NAVIGATION = (
     ),
 )
 
+# Who looks, while that cannot be told: without the database, or for a user without a role.
+UNTOLD = {"actor": "", "kind": "", "csrf": None, "user": None}
+
 Asked = Request[Any, Any, Any]
 
 static = create_static_files_router(
@@ -85,7 +88,7 @@ class Console:
     async def page(self, request: Asked, template: str, **values: Any) -> Response[str]:
         """A page, or its middle alone when it asks for itself. Raises SignedOutError."""
         me = await self.api.get(request, "/me")
-        return self.render(request, template, me=me.data, **values)
+        return self.render(request, template, me=me.data or UNTOLD, **values)
 
     def render(self, request: Asked, template: str, **values: Any) -> Response[str]:
         """Without asking who looks."""

@@ -6,6 +6,8 @@ from litestar import Response, Router, get
 from litestar.di import NamedDependency, Provide
 from litestar.params import FromPath, QueryParameter
 
+from control_plane.access.origins import origin_of
+from control_plane.services import Services
 from control_plane.ui import fleet_view, pulse_view, rollout_view, tenant_view
 from control_plane.ui.client import SignedOutError
 from control_plane.ui.console import Asked, Console, console_of, sign_in_first
@@ -178,10 +180,10 @@ async def playground(request: Asked, console: Ui) -> Response[str]:
 
 
 @get("/users")
-async def users(request: Asked, console: Ui) -> Response[str]:
+async def users(request: Asked, console: Ui, services: NamedDependency[Services]) -> Response[str]:
     """Operators, and how they come in."""
     found = await console.api.all(request, users=("/users", {"limit": MANY}))
-    origin = f"{request.url.scheme}://{request.url.netloc}"
+    origin = origin_of(services.settings.public_url or str(request.url))
     return await console.page(request, "users.html", origin=origin, **found)
 
 

@@ -1,8 +1,12 @@
 """The console's pages: who sees them, and what they say where nothing can be shown."""
 
+import asyncio
+import re
+
 import pytest
 
-from tests.support.control_plane import ADMIN_TOKEN, running, the_settings
+from tests.support.browser import a_browser
+from tests.support.control_plane import ADMIN_TOKEN, assert_refused, running, the_settings
 
 pytestmark = [pytest.mark.services, pytest.mark.anyio]
 
@@ -59,10 +63,67 @@ async def test_without_postgres_pages_say_what_cannot_be_shown(own_postgres, val
 
     upgrade(url := own_postgres.create_database("console"))
     async with running(the_settings(url, valkey_url)) as plane:
+        session = cookie_of(await a_browser(plane, "viewer"))
         own_postgres.running.stop()
-        answer = await plane.client.get("/console/fleet", headers=HEADERS, timeout=60)
-    assert answer.status_code == 200
-    assert "cannot be shown now" in answer.text
+        answers = await asyncio.gather(
+            *(
+                plane.client.get("/console/fleet", headers=headers, timeout=60)
+                for headers in (HEADERS, session)  # the second is nobody whom we know
+            )
+        )
+    for answer in answers:
+        assert answer.status_code == 200, answer.text
+        assert "cannot be shown now" in answer.text
+
+
+async def test_a_user_without_a_role_is_told_that_it_shows_nothing(plane):
+    page = await plane.client.get("/console/fleet", headers=cookie_of(await a_browser(plane)))
+    assert page.status_code == 200, page.text
+    assert "Your role does not show you" in page.text
+
+
+def cookie_of(browser):
+    return {"cookie": "; ".join(f"{k}={v}" for k, v in browser.cookies.items())}
+
+
+async def test_an_invitation_leads_to_where_browsers_reach_us(postgres_url, valkey_url):
+    url = "https://ops.example.com"
+    async with running(the_settings(postgres_url, valkey_url, public_url=url)) as plane:
+        page = await plane.client.get("/console/users", headers=HEADERS)
+    assert f"open it at {url}/console/welcome" in page.text
+
+
+async def test_no_form_writes_a_secret_into_an_address(plane):
+    for path in ("/sign-in", "/welcome", "/playground"):
+        page = await plane.client.get(f"/console{path}", headers=HEADERS)
+        assert 'type="password"' in page.text
+        (form,) = re.findall("<form[^>]*>", page.text)
+        assert 'method="post"' in form, path
+
+
+async def test_another_sites_page_asks_nothing_of_the_playground(plane):
+    browser = await a_browser(plane, "viewer")
+    ours = {
+        **cookie_of(browser),
+        "origin": "http://control-plane",
+        "x-csrf-token": browser.csrf,
+        "x-playground-key": "hwk_x",
+    }
+    forged = (
+        {"origin": "http://evil.example"},
+        {"sec-fetch-site": "same-site"},
+        {"x-csrf-token": "0" * 64},
+    )
+    for changed in forged:
+        answer = await plane.client.post(
+            "/console/playground/chat", json={}, headers=ours | changed
+        )
+        assert_refused(answer, 403, "permission_denied")
+    answer = await plane.client.post("/console/playground/chat", json={}, headers=ours)
+    assert_refused(answer, 503, "service_unavailable")  # there is no gateway
+    odd = ours | {"x-playground-key": "hwk_\u00e4".encode("latin-1")}
+    answer = await plane.client.post("/console/playground/chat", json={}, headers=odd)
+    assert_refused(answer, 422, "unprocessable", "key")
 
 
 async def test_without_a_gateway_the_playground_is_refused(plane):
