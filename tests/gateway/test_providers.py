@@ -292,7 +292,7 @@ async def test_clients_that_leave_at_any_moment_leave_nothing_behind(
     world: World, server: ProviderServer
 ) -> None:
     caller = await world.add_caller(limits=Limits(concurrency=8), hard_cap_micro=1_000_000)
-    await lead_to(world, server, "openai", cut_usage="drain", drain_ms=50)
+    await lead_to(world, server, "openai", cut_usage="drain", drain_ms=50, concurrency=8)
     dice = random.Random(5)
 
     async def leave() -> None:
@@ -311,6 +311,21 @@ async def test_clients_that_leave_at_any_moment_leave_nothing_behind(
     assert await world.balance(caller) == (sum(row.billed_micro for row in rows), 0)
     assert text_of(CHAT, await post(world, caller, model=HOUSE)).startswith(SAID)
     await until(lambda: not world.gateway._providers._guards["acme-openai"].running)
+
+
+async def test_who_is_refused_for_limits_or_money_of_its_own_takes_no_place_at_a_provider(
+    world: World, caller: Caller, server: ProviderServer
+) -> None:
+    await lead_to(world, server, "openai", concurrency=1, requests_per_min=1)
+    busy = await world.add_caller(limits=Limits(input_tokens_per_min=1, requests_per_min=1))
+    poor = await world.add_caller(hard_cap_micro=1)
+    assert (await post(world, busy)).status_code == 200  # at a replica of ours: its one a minute
+    for refused in (busy, poor):
+        assert (await post(world, refused, model=HOUSE)).status_code == 429
+    await world.dispatcher_is_empty()
+    assert text_of(CHAT, await post(world, caller, model=HOUSE)).startswith(SAID)
+    assert (await post(world, caller, model=HOUSE)).status_code == 503
+    assert len(server.bodies) == 1
 
 
 async def test_limits_of_a_provider_send_the_rest_elsewhere(
