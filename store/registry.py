@@ -161,6 +161,11 @@ async def set_desired_state(conn: Connection, name: str, state: DesiredState) ->
     return row is not None
 
 
+async def hold_deployment(conn: Connection, name: str) -> None:
+    """Nobody else changes it until this transaction ends."""
+    await conn.execute(_sql["hold_deployment"], {"name": name})
+
+
 async def set_replicas_desired(conn: Connection, name: str, count: int | None) -> bool:
     """Whether there is such a deployment. None: nobody manages their number any more."""
     values = {"name": name, "replicas_desired": count}

@@ -17,7 +17,7 @@ from control_plane.errors import ExistsError
 from control_plane.services import Services
 from core.errors import Code, refuse
 from core.worker_spec import LauncherKind, WorkerSpec
-from store import fleet, launches, registry
+from store import fleet, launches, registry, scaling
 from store.audit_log import record
 from store.postgres import Connection
 from store.registry import Deployment, DesiredState, VersionState
@@ -114,12 +114,14 @@ async def patch_deployment(
 ) -> Deployment:
     """Gateways place nothing more on a draining deployment from their next view on.
 
-    409 for another launcher while replicas run that the present one has started.
+    409 for another launcher while replicas run that the present one has started, and for a count
+    where a scaling policy says it.
     """
     detail = msgspec.to_builtins(data)
     if not detail:
         raise refuse(Code.UNPROCESSABLE, "nothing is asked to change")
     async with services.postgres.transaction() as conn:
+        await registry.hold_deployment(conn, name)  # what is left out stays, whoever else writes
         before = await _found(conn, name)
         await _change(conn, before, data)
         action = "deployment.state" if set(detail) == {"desired_state"} else "deployment.change"
@@ -134,6 +136,7 @@ async def _change(conn: Connection, before: Deployment, data: PatchDeployment) -
         if data.desired_state is DesiredState.RUNNING:
             await fleet.undo_drains(conn, name, reason=DEPLOYMENT_DRAINS)
     if not isinstance(data.replicas_desired, msgspec.UnsetType):
+        await _check_ungoverned(conn, before, data.replicas_desired)
         await registry.set_replicas_desired(conn, name, data.replicas_desired)
     launcher = before.launcher if isinstance(data.launcher, msgspec.UnsetType) else data.launcher
     if launcher is not before.launcher and await launches.any_of(conn, name):
@@ -141,6 +144,16 @@ async def _change(conn: Connection, before: Deployment, data: PatchDeployment) -
         raise refuse(Code.CONFLICT, message, param="launcher")
     spec = before.spec if isinstance(data.spec, msgspec.UnsetType) else data.spec
     await registry.set_launching(conn, name, launcher=launcher, spec=spec)
+
+
+async def _check_ungoverned(conn: Connection, before: Deployment, count: int | None) -> None:
+    """The scaler would undo it within seconds, and nobody would know why."""
+    if count == before.replicas_desired:
+        return
+    policy = await scaling.governing(conn, before.name)
+    if policy is not None:
+        message = f"the scaling policy {policy} says how many: change that, or delete it first"
+        raise refuse(Code.CONFLICT, message, param="replicas_desired")
 
 
 async def _found(conn: Connection, name: str) -> Deployment:

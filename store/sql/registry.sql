@@ -54,6 +54,10 @@ SELECT name, version, region, desired_state, replicas_desired, replicas_warm, la
 -- name: set_desired_state
 UPDATE deployments SET desired_state = :desired_state WHERE name = :name RETURNING name;
 
+-- name: hold_deployment
+-- Nobody else changes it until this transaction ends.
+SELECT name FROM deployments WHERE name = :name FOR NO KEY UPDATE;
+
 -- name: set_replicas_desired
 UPDATE deployments SET replicas_desired = :replicas_desired WHERE name = :name RETURNING name;
 

@@ -1,5 +1,6 @@
 """How many replicas a deployment has, with what, and the drain of one: as operators ask for it."""
 
+import asyncio
 import secrets
 
 import pytest
@@ -61,6 +62,33 @@ async def test_how_many_and_with_what_is_written_read_and_audited(plane, name):
     lines = (await plane.admin("GET", "/audit-log", subject=name)).json()["records"]
     assert [line["action"] for line in lines] == ["deployment.change"] * 2
     assert lines[1]["detail"] == body
+
+
+async def test_a_count_that_a_policy_says_is_refused_by_its_name(plane, name):
+    path, policy = f"/deployments/{name}", f"/scaling-policies/deployment:{name}"
+    assert (await plane.admin("PUT", policy, {"max_replicas": 4})).status_code == 200
+    answer = await plane.admin("PATCH", path, {"replicas_desired": 9})
+    assert_refused(answer, 409, "conflict", "replicas_desired")
+    assert f"deployment:{name}" in answer.json()["error"]["message"]
+    assert (await plane.admin("PATCH", path, {"spec": {"threads": 2}})).status_code == 200
+    assert (await plane.admin("DELETE", policy)).status_code == 200
+    assert (await plane.admin("PATCH", path, {"replicas_desired": 9})).status_code == 200
+
+
+async def test_two_who_change_different_things_at_once_lose_neither(plane, name):
+    path = f"/deployments/{name}"
+    changes = [{"launcher": "local"}, {"spec": {"threads": 3}}, {"desired_state": "draining"}]
+    for _ in range(5):
+        reset = {"launcher": "external", "spec": {}, "desired_state": "running"}
+        assert (await plane.admin("PATCH", path, reset)).status_code == 200
+        answers = await asyncio.gather(*(plane.admin("PATCH", path, each) for each in changes))
+        assert [answer.status_code for answer in answers] == [200] * 3
+        now = (await plane.admin("GET", path)).json()
+        assert (now["launcher"], now["spec"], now["desired_state"]) == (
+            "local",
+            {"threads": 3},
+            "draining",
+        )
 
 
 async def test_a_deployment_may_be_made_with_all_of_it(plane, name):
