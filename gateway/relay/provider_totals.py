@@ -55,6 +55,10 @@ class ProviderTotals:
         return self._counted - (-self._weight // PART)
 
     @property
+    def _thought_tokens(self) -> int:
+        return -(-self._thought_weight // PART)
+
+    @property
     def usage(self) -> Usage:
         """The best that is known."""
         told = self.told
@@ -62,12 +66,14 @@ class ProviderTotals:
             return Usage(
                 prompt_tokens=self._prompt_tokens,
                 output_tokens=self.output_tokens,
-                reasoning_tokens=-(-self._thought_weight // PART),
+                reasoning_tokens=self._thought_tokens,
             )
         if self.is_final:
             return told
+        # Anthropic's dialect tells of a prompt at once, and of an answer only at its end.
         output = max(told.output_tokens, self.output_tokens)
-        return msgspec.structs.replace(told, output_tokens=output)
+        reasoning = max(told.reasoning_tokens, self._thought_tokens)
+        return msgspec.structs.replace(told, output_tokens=output, reasoning_tokens=reasoning)
 
     @property
     def all(self) -> list[AttemptTotals]:

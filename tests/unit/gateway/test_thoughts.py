@@ -447,6 +447,25 @@ data: {"choices":[{"delta":{"content":"so"}}]}
 """
 
 
+MESSAGE_CUT = """data: {"type":"message_start","message":{"content":[],\
+"usage":{"input_tokens":34,"output_tokens":1}}}
+
+data: {"type":"content_block_start","index":0,"content_block":{"type":"thinking"}}
+
+data: {"type":"content_block_delta","index":0,"delta":{"type":"thinking_delta","thinking":"%s"}}
+
+"""
+
+
+@pytest.mark.anyio
+async def test_thoughts_of_a_message_that_is_cut_are_counted_by_estimate() -> None:
+    world = ProviderWorld(provider_says(MESSAGE_CUT % ("a long time ago " * 9)))
+    provider = a_provider("anthropic")
+    usage = (await run(world.generation(chat(reasoning_effort="low"), provider))).generation.usage
+    assert usage.prompt_tokens == 34
+    assert 30 < usage.reasoning_tokens <= usage.output_tokens
+
+
 @pytest.mark.anyio
 @pytest.mark.parametrize("effort", ["none", "low"])
 async def test_thoughts_are_counted_whoever_hears_of_them(effort: str) -> None:
