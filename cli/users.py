@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from cli.place import add_data_option, complain, layout_of, state_or_complain
@@ -142,7 +143,8 @@ def _print(answer: dict[str, Any]) -> None:
 def _print_table(users: list[dict[str, Any]]) -> None:
     table = Table("email", "name", "roles", "state", box=None, pad_edge=False)
     for user in users:
-        table.add_row(user["email"], user["name"], ", ".join(user["roles"]), _state(user))
+        shown = (user["email"], user["name"], ", ".join(user["roles"]), _state(user))
+        table.add_row(*map(escape, shown))  # a name is no markup, whatever a provider called them
     Console().print(table)
 
 

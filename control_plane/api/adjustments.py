@@ -12,6 +12,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 
 from control_plane.api.amounts import PositiveAmount, SignedAmount
+from control_plane.api.names import END
 from control_plane.services import Services
 from core.errors import Code, RefusedError, refuse
 from core.metering import Adjust, Adjusted, AdjustmentKind, LedgerRefused
@@ -20,7 +21,7 @@ from store.accounts import EntryRow
 from store.audit_log import record
 
 AdjustmentId = Annotated[
-    str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$", max_length=100)
+    str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*" + END, max_length=100)
 ]
 Reason = Annotated[str, msgspec.Meta(pattern=r"\S", max_length=500)]
 Reference = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]

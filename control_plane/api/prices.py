@@ -8,7 +8,7 @@ from litestar import get, post
 from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
-from control_plane.api.names import BookName, ModelName, TierName
+from control_plane.api.names import END, BookName, ModelName, TierName
 from control_plane.api.paging import Filter
 from control_plane.errors import ExistsError
 from control_plane.services import Services
@@ -25,7 +25,7 @@ MICRO_MAX = 10**12  # a million units of the currency for a million tokens
 MS_MAX = 2**53 - 1
 
 Micro = Annotated[int, msgspec.Meta(ge=0, le=MICRO_MAX)]
-Currency = Annotated[str, msgspec.Meta(pattern="^[A-Z]{3}$")]
+Currency = Annotated[str, msgspec.Meta(pattern=r"^[A-Z]{3}" + END)]
 At = Annotated[int, msgspec.Meta(ge=0, le=MS_MAX)]
 
 

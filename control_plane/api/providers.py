@@ -13,7 +13,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 from msgspec import UNSET, UnsetType
 
-from control_plane.api.names import DeploymentName
+from control_plane.api.names import END, DeploymentName
 from control_plane.api.paging import ROWS, After, Limit
 from control_plane.services import Services
 from core.errors import Code, RefusedError, refuse
@@ -34,7 +34,7 @@ from store.providers import ProviderRow
 RING = env_name("provider_keys")
 
 # What a header can carry; a line end in it would be a header of its own.
-KeyText = Annotated[str, msgspec.Meta(pattern=r"^[!-~]{1,4096}$")]
+KeyText = Annotated[str, msgspec.Meta(pattern=r"^[!-~]{1,4096}" + END)]
 
 
 class PutProvider(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -15,6 +15,7 @@ from litestar.params import FromPath, JSONBody
 from control_plane.access.caller import Caller
 from control_plane.access.credentials import ID_BYTES, SECRET_BYTES, Kind, an_id, digest, mint
 from control_plane.access.roles import NEVER_A_TOKENS, ROLES, Permission, Role
+from control_plane.api.names import END
 from control_plane.api.paging import ROWS, After, Limit
 from control_plane.services import Services
 from core.errors import Code, refuse
@@ -25,7 +26,9 @@ from store.audit_log import record
 LIFE_MS_MAX = 10 * 366 * 86_400_000
 
 # A name is in the audit log's actor, between `token:` and `/`.
-TokenName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=63)]
+TokenName = Annotated[
+    str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*" + END, max_length=63)
+]
 LifeMs = Annotated[int, msgspec.Meta(ge=1000, le=LIFE_MS_MAX)]
 Scope = Annotated[tuple[Permission, ...], msgspec.Meta(min_length=1, max_length=len(Permission))]
 

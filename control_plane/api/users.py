@@ -18,7 +18,7 @@ from control_plane.access.credentials import ID_BYTES, SECRET_BYTES, Kind, an_id
 from control_plane.access.passwords import LENGTH_MAX, weakness
 from control_plane.access.roles import NEVER_A_TOKENS, Role, may_give
 from control_plane.api.etags import require_match, tagged
-from control_plane.api.names import KeyName
+from control_plane.api.names import END, KeyName
 from control_plane.api.paging import ROWS, After, Filter, Limit
 from control_plane.api.user_bodies import UserBody, user_body
 from control_plane.auth import AnyRequest
@@ -32,7 +32,7 @@ from store.postgres import Connection
 from store.users import NewUser, User
 
 EmailAddress = Annotated[
-    str, msgspec.Meta(pattern=r"^[^\s@\x00-\x1f]+@[^\s@\x00-\x1f]+$", max_length=254)
+    str, msgspec.Meta(pattern=r"^[^\s@\x00-\x1f]+@[^\s@\x00-\x1f]+" + END, max_length=254)
 ]
 Roles = Annotated[tuple[Role, ...], msgspec.Meta(max_length=len(Role))]
 Password = Annotated[str, msgspec.Meta(min_length=1, max_length=4 * LENGTH_MAX)]

@@ -21,9 +21,9 @@ OnFault = Literal["open", "closed"]
 PIIKind = Literal["card", "iban", "email", "phone", "ssn", "ipv4", "ipv6", "api_key"]
 PII_KINDS: tuple[PIIKind, ...] = get_args(PIIKind)
 
-RuleName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9_-]*$", max_length=64)]
+RuleName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9_-]*$(?!\n)", max_length=64)]
 # Safe wherever it is put: in prose, and inside a JSON string. Never empty: a hit is seen.
-Replacement = Annotated[str, msgspec.Meta(pattern=r'^[^"\\\x00-\x1f]+$', max_length=64)]
+Replacement = Annotated[str, msgspec.Meta(pattern=r'^[^"\\\x00-\x1f]+$(?!\n)', max_length=64)]
 Term = Annotated[str, msgspec.Meta(min_length=1, max_length=TERM_CHARS_MAX)]
 
 

@@ -51,12 +51,13 @@ def test_the_first_admin_is_invited_gets_in_and_is_put_out(url, users):
         assert code == 0
         return json.loads(text)
 
-    code, text = users("add", EMAIL, "--name", "Ada", "--role", "admin")
+    code, text = users("add", EMAIL, "--name", "Ada [/x]", "--role", "admin")
     assert (code, text.count(EMAIL)) == (0, 1)
     body = {"invitation": text.split()[-1], "password": PASSWORD}
     taken = httpx.post(f"{url}/admin/invitations/accept", json=body)
     assert taken.status_code == 200, taken.text
     assert EMAIL in users("list")[1]
+    assert "Ada [/x]" in users("list")[1]
     (user,) = said("list")["users"]
     assert (user["roles"], user["has_password"]) == (["admin"], True)
     assert users("add", EMAIL, "--role", "viewer") == (1, f"headworks: {EMAIL} is a user\n")
