@@ -8,6 +8,7 @@ is in no log: its `repr` says what it is and not what it shows.
 """
 
 import binascii
+import string
 from collections.abc import Iterable, Iterator
 from typing import Literal, get_args
 from urllib.parse import urlsplit
@@ -26,6 +27,7 @@ DETAILS: tuple[Detail, ...] = get_args(Detail)
 _ALIASES = {"image/jpg": "image/jpeg"}  # as some clients write it
 _HEAD_CHARS = 16  # of base64, which are the first twelve bytes
 _SCHEME, _BASE64 = "data:", ";base64"
+_BASE64_CHARS = (string.ascii_letters + string.digits + "+/").encode()
 
 
 class Image(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,17 +124,20 @@ def image_of(
     kind = _ALIASES.get(media_type, media_type)
     if kind not in MEDIA_TYPES:
         raise bad(kind_path, f"must be of a type among {', '.join(MEDIA_TYPES)}")
-    try:
-        # All of it is read, though nothing is kept: what is no base64 is nobody's image.
-        is_empty = not binascii.a2b_base64(data, strict_mode=True)
-        head = binascii.a2b_base64(data[:_HEAD_CHARS])
-    except ValueError as error:
-        raise bad(path, f"is not base64: {error}") from error
     if len(data) % 4:
         raise bad(path, "is not base64: its length is no multiple of 4")
-    if is_empty or not _is_of(kind, head):
+    if not is_base64(data):  # all of it is looked at: what is none is nobody's image
+        raise bad(path, "is not base64")
+    if not _is_of(kind, binascii.a2b_base64(data[:_HEAD_CHARS])):
         raise bad(path, f"is no {kind}")
     return Image(media_type=kind, data=data, detail=detail, param=param)
+
+
+def is_base64(data: str) -> bool:
+    """Whether it can be decoded: told at a fifth of what decoding takes, for others wait."""
+    raw = data.encode(errors="replace")
+    padding = raw.translate(None, _BASE64_CHARS)
+    return len(raw) % 4 == 0 and padding in (b"", b"=", b"==") and raw.endswith(padding)
 
 
 def check_images(images: Iterable[Image], limits: ImageLimits) -> None:

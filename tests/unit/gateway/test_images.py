@@ -17,7 +17,15 @@ from gateway.anthropic import parse_messages
 from gateway.chats import chat_of
 from gateway.conversation import Conversation, Turn
 from gateway.fields import Fields
-from gateway.images import Image, ImageLimits, check_images, pieces, takes_none, written
+from gateway.images import (
+    Image,
+    ImageLimits,
+    check_images,
+    is_base64,
+    pieces,
+    takes_none,
+    written,
+)
 from gateway.items import Item
 from gateway.openai import parse_chat
 from gateway.providers.estimate import (
@@ -124,6 +132,16 @@ def test_each_type_is_known_by_its_first_bytes_and_taken_for_no_other(kind: str)
     jpeg = base64.b64encode(HEADS["image/jpeg"]).decode()
     (turn,) = in_chat(url(f"data:image/jpg;base64,{jpeg}")).turns
     assert turn.images[0].media_type == "image/jpeg"
+
+
+@given(st.text(alphabet="Az9+/==-é \n\ud800", max_size=9))
+def test_base64_is_what_can_be_decoded(data: str) -> None:
+    try:
+        base64.b64decode(data, validate=True)
+    except ValueError:
+        assert not is_base64(data)
+    else:
+        assert is_base64(data)
 
 
 def assert_refused(read: Callable[..., Any], part: Any, where: str, said: str = "") -> None:
