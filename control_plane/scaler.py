@@ -5,6 +5,7 @@ Whoever leads goes on from the state that the last leader left, and every write 
 decision is taken once. Starting, waking, putting to sleep and stopping is the launchers' work.
 """
 
+import asyncio
 import logging
 from typing import Any
 
@@ -19,11 +20,13 @@ from control_plane.scaling.state import State
 from control_plane.services import Services
 from store import registry, rollouts, scaling
 from store.leader import NotLeaderError
+from store.pool_view import Unknown
 from store.postgres import StoreAwayError
-from store.scaling import Governed, ReplicaFacts
+from store.scaling import Governed, ReplicaFacts, Traffic
 
 DEPLOYMENTS_MAX = 500  # read at once
 TOLD_EVERY_MS = 300_000  # among the decisions, though nothing changed
+COUNT_S = 3.0  # for the requests of one deployment's last minutes
 KEPT_MAX = 10_000  # decisions of one deployment
 FORGET_MAX = 1_000  # in one round
 AWAKE = frozenset({"starting", "loading", "warming", "ready"})
@@ -66,7 +69,7 @@ class Scaler:
             await self._write(plan)
         except NotLeaderError:
             raise
-        except (StoreAwayError, msgspec.ValidationError):
+        except (StoreAwayError, msgspec.ValidationError, ValueError):
             # A policy or a row that a newer release wrote; the others have their turn.
             self._services.metrics.scaling_rounds.labels("failed").inc()
             _log.exception("not decided", extra={"facts": {"deployment": governed.deployment}})
@@ -196,14 +199,8 @@ async def signals_now(
     async with services.postgres.connection() as conn, conn.transaction():
         at_ms = await scaling.now_ms(conn)
         replicas = await scaling.replicas(conn, governed.deployment)
-        traffic = await scaling.traffic(
-            conn,
-            version=governed.version,
-            region=governed.region,
-            at_ms=at_ms,
-            window_ms=window_ms,
-        )
         starts = await scaling.cold_starts(conn, governed.version)
+    traffic = await _traffic(services, governed, at_ms=at_ms, window_ms=window_ms)
     signals = signals_of(
         replicas,
         pool,
@@ -214,6 +211,29 @@ async def signals_now(
         filling=_for_the_warm_pool(governed, replicas),
     )
     return signals, at_ms
+
+
+async def _traffic(
+    services: Services, governed: Governed, *, at_ms: int, window_ms: int
+) -> Traffic | Unknown:
+    """Of a busy region there are many requests to count: without an answer the rest decides."""
+    try:
+        async with (
+            asyncio.timeout(COUNT_S),
+            services.postgres.connection() as conn,
+            conn.transaction(),
+        ):
+            return await scaling.traffic(
+                conn,
+                version=governed.version,
+                region=governed.region,
+                at_ms=at_ms,
+                window_ms=window_ms,
+            )
+    except TimeoutError:
+        return Unknown(f"not counted within {COUNT_S:g} s")
+    except StoreAwayError as error:
+        return Unknown(f"not counted: {error}")
 
 
 def _for_the_warm_pool(governed: Governed, replicas: list[ReplicaFacts]) -> int:

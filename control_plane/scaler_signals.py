@@ -34,7 +34,7 @@ NEVER_BEAT = Missing("it has not been heard of")
 def signals_of(
     replicas: Iterable[ReplicaFacts],
     pool: PoolView | Unknown,
-    traffic: Traffic,
+    traffic: Traffic | Unknown,
     starts: ColdStarts,
     *,
     window_ms: int,
@@ -42,15 +42,22 @@ def signals_of(
     filling: int = 0,
 ) -> Signals:
     """All of it for one deployment; so many of those coming, the youngest, are to sleep."""
-    waiting = _waiting(pool, traffic)
     return Signals(
         replicas=_filled([_replica(facts) for facts in replicas], filling),
-        ttft_ms=_ttft(traffic),
-        arrived=Observed(_arrived(traffic) / (window_ms / 1000) / max(1, sharing)),
-        served=Observed(_served(traffic) / (window_ms / 1000) / max(1, sharing)),
         cold_start_ms=_cold_start(starts),
-        **waiting,
+        **_worked(traffic, window_ms / 1000 * max(1, sharing)),
+        **_waiting(pool, traffic),
     )
+
+
+def _worked(traffic: Traffic | Unknown, seconds: float) -> dict[str, Signal]:
+    if isinstance(traffic, Unknown):
+        return dict.fromkeys(("arrived", "served", "ttft_ms"), Missing(traffic.reason))
+    return {
+        "arrived": Observed(_arrived(traffic) / seconds),
+        "served": Observed(_served(traffic) / seconds),
+        "ttft_ms": _ttft(traffic),
+    }
 
 
 def _replica(facts: ReplicaFacts) -> ReplicaSignal:
@@ -79,17 +86,22 @@ def _share(facts: ReplicaFacts, part: int | None, whole: int | None, *, of_free:
     return Observed((whole - part if of_free else part) / whole, facts.silent_ms)
 
 
-def _waiting(pool: PoolView | Unknown, traffic: Traffic) -> dict[str, Signal]:
+def _waiting(pool: PoolView | Unknown, traffic: Traffic | Unknown) -> dict[str, Signal]:
     if isinstance(pool, Unknown):
         missing = Missing(pool.reason)
         return dict.fromkeys(("queued", "queued_any", "queued_work", "wait_ms"), missing)
-    each = _work_of(1, traffic)
     return {
         "queued": Observed(pool.waiting),
         "queued_any": Observed(pool.waiting_any),
-        "queued_work": Observed(pool.waiting * each),
+        "queued_work": _queued_work(pool, traffic),
         "wait_ms": Observed(pool.wait_ms),
     }
+
+
+def _queued_work(pool: PoolView, traffic: Traffic | Unknown) -> Signal:
+    if isinstance(traffic, Unknown):
+        return Missing(traffic.reason)
+    return Observed(_work_of(pool.waiting, traffic))
 
 
 def _work_of(requests: float, traffic: Traffic) -> float:

@@ -271,6 +271,18 @@ async def test_without_valkey_it_goes_on_by_what_postgres_says(fresh_postgres_ur
     assert any(alarm.startswith("queued missing (Valkey: ") for alarm in plan.decision.alarms)
 
 
+async def test_requests_that_cannot_be_counted_in_time_are_told_and_stop_no_round(plane):
+    await put(plane, min_replicas=2)
+    # Counting waits for this, for as long as a lock is waited for.
+    async with plane.services.postgres.transaction() as conn:
+        await conn.execute("LOCK TABLE usage IN ACCESS EXCLUSIVE MODE")
+        await Scaler(plane.services).round()
+    assert await desired(plane) == 2
+    (told,) = await decisions(plane)
+    missing = [alarm.split(" (")[0] for alarm in told["alarms"] if "(not counted" in alarm]
+    assert missing == ["arrived missing", "served missing", "queued_work missing"]
+
+
 async def test_one_policy_that_is_not_understood_stops_no_other(plane):
     await put(plane, min_replicas=2)
     async with plane.services.postgres.transaction() as conn:
