@@ -6,6 +6,7 @@ between. Each action may be lost or made twice: the next round sees what came of
     too few    wake those that sleep, then start
     too cold   too few asleep: more are started, and the least busy put to sleep
     too many   those not ready yet, then the least busy, then the newest: drained, then stopped
+    too warm   more asleep than the pool is wanted to have: those that we started are stopped
     leaving    drained by an operator, or its machine is taken back: replaced at once
     ended      started again after a pause that doubles, up to a bound
     stuck      stopped, and started again
@@ -114,7 +115,8 @@ class _Round:
         woken = asleep[: max(0, want - len(awake))]
         for name in woken:
             yield Wake(replica_id=name, reason=told)
-        spare = max(0, wanted.warm - (len(asleep) - len(woken)))
+        dozing = asleep[len(woken) :]
+        spare = max(0, wanted.warm - len(dozing))
         yield from self._more(wanted, want + spare - len(awake) - len(woken), told)
         least_missed = sorted(awake, key=self._worth)
         serving = [name for name in least_missed if self._condition(name) is Condition.SERVING]
@@ -123,6 +125,10 @@ class _Round:
             yield Sleep(replica_id=name, reason=f"{wanted.warm} are kept warm")
         rest = [name for name in least_missed if name not in tired]
         yield from self._retire(rest[: max(0, len(awake) - want - spare)], told)
+        # A smaller pool gives its memory back; those that others start are others' to end.
+        ours = [name for name in dozing if name in self._launches]
+        too_warm = ours[: max(0, len(dozing) - wanted.warm)]
+        yield from self._retire(too_warm, f"{len(dozing)} sleep, and {wanted.warm} are kept warm")
 
     def _members(self, deployment: str) -> tuple[list[str], list[str]]:
         """Those that serve or are about to, and those that sleep."""

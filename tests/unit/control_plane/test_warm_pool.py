@@ -87,6 +87,17 @@ def test_what_is_not_wanted_any_more_fills_the_pool_before_it_is_stopped():
     assert first.count(Drain) == 2
 
 
+def test_a_smaller_pool_gives_back_what_it_holds(world):
+    assert world.round(1, 1) == [Drain]
+    assert world.round(1, 0) == [Drain, Drain]
+
+
+def test_sleepers_that_others_start_are_left_to_them():
+    wanted = Wanted(deployment="smol-a", replicas=1, launcher=LauncherKind.EXTERNAL)
+    seen = Seen(replicas=(a_replica(0), a_replica(1, state=ReplicaState.SLEEPING)))
+    assert plan([wanted], seen, now_ms=NOW_MS, rules=RULES) == []
+
+
 def test_the_busiest_goes_on_serving():
     busy = a_replica(0, busy=3)
     idle = a_replica(1)
