@@ -28,7 +28,7 @@ def fault(*, origin: str | None, fetch_site: str | None, host: str, public_url: 
         return None
     ours = origin_of(public_url) if public_url else None
     if ours is None:
-        is_ours = bool(host) and urlsplit(origin).netloc.lower() == host.lower()
+        is_ours = bool(host) and origin.lower().partition("://")[2] == host.lower()
     else:
         is_ours = origin.lower() == ours
     return None if is_ours else "the browser says that this came from a page of another origin"

@@ -1,6 +1,7 @@
 """The console's pages: what each asks of the admin API, and the template that shows it."""
 
 from typing import Annotated
+from urllib.parse import quote
 
 from litestar import Response, Router, get
 from litestar.di import NamedDependency, Provide
@@ -97,7 +98,7 @@ async def rollouts(request: Asked, console: Ui) -> Response[str]:
 @get("/rollouts/{name:str}")
 async def rollout(request: Asked, console: Ui, name: FromPath[str]) -> Response[str]:
     """One, with its two sides beside each other and why each step was taken."""
-    found = await console.api.all(request, rollout=f"/rollouts/{name}")
+    found = await console.api.all(request, rollout=f"/rollouts/{quote(name, safe='')}")
     compared = found["rollout"].data["comparison"] if found["rollout"].ok else None
     sides = rollout_view.sides(compared) if compared else []
     return await console.page(request, "rollout.html", name=name, sides=sides, **found)
@@ -125,7 +126,7 @@ async def tenants(request: Asked, console: Ui, name: Word = "", after: Word = ""
 @get("/tenants/{tenant:str}")
 async def tenant(request: Asked, console: Ui, tenant: FromPath[str]) -> Response[str]:
     """One tenant: keys, money, limits, its last requests."""
-    base = f"/tenants/{tenant}"
+    base = f"/tenants/{quote(tenant, safe='')}"
     found = await console.api.all(
         request,
         tenant=base,

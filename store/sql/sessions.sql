@@ -55,6 +55,7 @@ DELETE FROM sessions
     SELECT digest FROM sessions
      WHERE expires_at < now() OR seen_at < now() - make_interval(secs => :idle_s)
      LIMIT :limit
+       FOR UPDATE SKIP LOCKED
  );
 
 -- name: forget_invitations

@@ -76,6 +76,13 @@ async def test_without_postgres_pages_say_what_cannot_be_shown(own_postgres, val
         assert "cannot be shown now" in answer.text
 
 
+async def test_a_name_in_an_address_stays_one_part_of_it(plane):
+    page = await plane.client.get("/console/tenants/%3Fname=mine", headers=HEADERS)
+    assert "there is no tenant &#39;?name=mine&#39;" in page.text
+    page = await plane.client.get("/console/rollouts/none%3Fx", headers=HEADERS)
+    assert "none?x&#39;" in page.text
+
+
 async def test_a_user_without_a_role_is_told_that_it_shows_nothing(plane):
     page = await plane.client.get("/console/fleet", headers=cookie_of(await a_browser(plane)))
     assert page.status_code == 200, page.text

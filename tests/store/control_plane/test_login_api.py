@@ -303,6 +303,19 @@ async def test_the_log_tells_who_came_in_and_who_did_not(plane):
     assert "hunter2" not in str(refused)
 
 
+async def test_forgetting_waits_for_nobody(plane, postgres_url):
+    # Whoever ends all sessions of a user holds several rows: two who wait could do it in a ring.
+    browser = await a_browser(plane, "viewer")
+    session = (await browser.send("GET", "/me")).json()["credential_id"]
+    run(postgres_url, "UPDATE sessions SET expires_at = now() WHERE id = %s", session)
+    postgres, idle_ms = plane.services.postgres, plane.services.settings.session_idle_ms
+    async with postgres.transaction() as conn:
+        assert await sessions.end_session(conn, session)
+        async with postgres.transaction() as other:
+            await other.execute("SET LOCAL lock_timeout = 100")
+            await sessions.forget(other, idle_ms=idle_ms)
+
+
 async def test_what_is_over_is_forgotten(plane, postgres_url):
     browser = await a_browser(plane, "viewer")
     session = (await browser.send("GET", "/me")).json()["credential_id"]

@@ -119,6 +119,7 @@ PAGES = [
     ("https://evil.example", None, False),
     ("https://ops.example.com.evil.example", None, False),
     ("null", None, False),
+    ("https://[", None, False),
     ("", None, False),
     ("https://ops.example.com", "same-site", False),
     ("https://ops.example.com", "cross-site", False),
