@@ -83,6 +83,8 @@ async def patch_model(
 ) -> ModelVersion:
     """409 for retiring a version that a public name still leads to, or a rollout needs."""
     async with services.postgres.transaction() as conn:
+        # Nobody leads a name to it meanwhile, by hand or by a rollout that begins.
+        await registry.hold_routes(conn)
         await _found(conn, version)
         if data.state != VersionState.READY and await registry.version_in_use(conn, version):
             raise refuse(Code.CONFLICT, f"a route leads to version {version}", param="state")

@@ -7,6 +7,7 @@ import pytest
 from store import registry, rollouts
 from store.registry import VersionState
 from tests.support.control_plane import assert_refused, running, the_settings
+from tests.support.gateway_world import until_answered
 from tests.support.registry import a_deployment
 from tests.support.rollout_cases import RolloutCase
 
@@ -143,6 +144,27 @@ async def test_a_route_and_a_version_stay_while_a_rollout_moves_them(case):
     assert (await case.plane.admin("PUT", f"/routes/{case.model}", plain)).status_code == 200
     path = f"/models/{case.versions[case.canary]}"
     assert (await case.plane.admin("PATCH", path, retired)).status_code == 200
+
+
+async def test_a_version_is_not_retired_beside_a_rollout_that_begins(case):
+    """Each would have looked before the other had written."""
+    await case.create()
+    await case.say("abort")
+    await case.until("aborted", closed=True)
+    path = f"/models/{case.versions[case.canary]}"
+    async with case.plane.services.postgres.transaction() as conn:
+        await registry.hold_routes(conn)  # as a create does first
+        await conn.execute("UPDATE rollouts SET closed = false WHERE name = %s", (case.name,))
+        asked = asyncio.create_task(case.plane.admin("PATCH", path, {"state": "retired"}))
+        await until_answered(lambda: waits_or_is_done(conn, asked))
+    assert_refused(await asked, 409, "conflict", "state")
+
+
+async def waits_or_is_done(conn, asked):
+    cursor = await conn.execute(
+        "SELECT pg_backend_pid() = ANY (pg_blocking_pids(pid)) FROM pg_stat_activity"
+    )
+    return asked.done() or (True,) in await cursor.fetchall()
 
 
 async def test_a_table_edited_by_another_hand_pauses_it(case):
