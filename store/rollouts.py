@@ -182,7 +182,7 @@ async def needing_version(conn: Connection, version: str) -> str | None:
 
 
 async def floors(conn: Connection) -> dict[str, int]:
-    """How many replicas of a deployment rollouts need: nobody may scale below."""
+    """How many replicas of a deployment rollouts need: the scaler goes no lower."""
     cursor = await conn.execute(_sql["floors"])
     return {deployment: int(replicas) for deployment, replicas in await cursor.fetchall()}
 

@@ -2,8 +2,7 @@
 
 Values go into buckets of a fixed geometric grid, the same on both sides: bucket 0 holds all up
 to 1, bucket k what is above `2^((k-1)/16)` and at most `2^(k/16)`; the last also all above. A
-value is thereby known to 4.5 %. In SQL: `greatest(0, least(511, ceil(16 * log(2.0, x))))` of
-the value as numeric, and 0 where it is at most 1.
+value is thereby known to 4.5 %. In SQL it is the function `rollout_bucket`.
 
 Which requests: settled rows of `usage` whose model is the plan's (and tenant, if it has one),
 whose version is the side's, and `from_ms <= created_ms < to_ms`. By when they began, so that a
