@@ -8,7 +8,8 @@
 
 The kernel knows whether a process lives: it inherits the lock and cannot lose it. So two control
 planes, or one that was killed between any two lines, never start a second process for an id, and
-never signal a process that is not ours: a pid is believed only while its lock is held.
+never signal a process that is not ours: a pid is believed only while its lock is held. What a
+process started has the lock too, and is ended with it.
 """
 
 import contextlib
@@ -208,7 +209,7 @@ class LocalLauncher:
         try:
             descriptor = os.pidfd_open(pid)
         except ProcessLookupError:
-            return False
+            return self._signal_rest(directory, pid, number)
         try:
             # Only now is it certain that this pid is the lock's holder and not its successor.
             if not self._is_alive(directory) or _read_pid(directory) != pid:
@@ -218,6 +219,19 @@ class LocalLauncher:
             return False
         finally:
             os.close(descriptor)
+        return True
+
+    def _signal_rest(self, directory: Path, group: int, number: signal.Signals) -> bool:
+        """Those that it started and left behind, such as the worker of a script that is gone.
+
+        The kernel gives a number to nobody else while a group of that number has members.
+        """
+        if not self._is_alive(directory):
+            return False
+        try:
+            os.killpg(group, number)
+        except ProcessLookupError:
+            return False
         return True
 
     @contextlib.contextmanager

@@ -184,6 +184,20 @@ def test_a_start_that_was_killed_at_any_line_leaves_a_process_that_is_known(tmp_
     until(lambda: not place_of(launcher).alive)
 
 
+def test_what_a_process_leaves_behind_is_ended_too(launch):
+    """A script as the command, and its worker outlives it: the id was taken for ever."""
+    launcher = launch(command=("/bin/sh", "-c", "sleep 600 & echo up; wait"))
+    launcher.start(a_spec())
+    log = launcher._config.directory / "logs" / "r-0.log"
+    until(lambda: log.read_text() == "up\n")
+    os.kill(pid_of(launcher), 9)
+    launcher._children["r-0"].wait(WAIT_S)
+    assert place_of(launcher).alive
+    launcher.stop("r-0", grace_ms=60_000)
+    until(lambda: not place_of(launcher).alive)
+    launcher.start(a_spec())
+
+
 def test_a_pid_that_was_taken_by_somebody_else_is_not_signalled(launch):
     launcher = launch()
     launcher.start(a_spec())
