@@ -28,6 +28,7 @@ from store import admin_tokens, sessions
 AUDIENCE = "control-plane"
 COOKIE = "__Host-headworks"
 CSRF_HEADER = "x-csrf-token"
+RENEWAL_HEADER = "hx-request"  # of a page that renews itself, which is nobody's use of it
 
 Connection = ASGIConnection[Any, Any, Any, Any]
 AnyRequest = Request[Any, Any, Any]
@@ -158,7 +159,7 @@ async def _by_session(connection: Connection, text: str) -> Caller | None:
     csrf = csrf_token(services.doors.pepper, text)
     if _method(connection) not in origins.SAFE_METHODS:
         require_proof(connection, csrf, services.settings.public_url)
-    if session.stale:
+    if session.stale and RENEWAL_HEADER not in connection.headers:
         async with services.postgres.transaction() as conn:
             await sessions.touch_session(conn, hashed)
     return Caller(

@@ -105,10 +105,9 @@ async def end_session_by_digest(conn: Connection, digest: bytes) -> str | None:
     return None if row is None else str(row[0])
 
 
-async def end_sessions(conn: Connection, user_id: str, *, but: str = "") -> int:
-    """All of a user's, but for one; how many ended."""
-    values = {"user_id": user_id, "but": but}
-    return (await conn.execute(_sql["end_sessions"], values)).rowcount
+async def end_sessions(conn: Connection, user_id: str) -> int:
+    """All of a user's; how many ended."""
+    return (await conn.execute(_sql["end_sessions"], {"user_id": user_id})).rowcount
 
 
 async def forget(conn: Connection, *, idle_ms: int) -> int:

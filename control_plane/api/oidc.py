@@ -41,6 +41,8 @@ NAME_MAX = 100
 ERROR_MAX = 100
 
 Text = Annotated[str, QueryParameter(max_length=4096)]
+# It travels sealed in a cookie, of which browsers take 4096 bytes.
+Landing = Annotated[str, QueryParameter(max_length=2000)]
 # The name is Litestar's own for something else.
 State = Annotated[str, QueryParameter(name="state", max_length=4096)]
 
@@ -63,7 +65,7 @@ class _Word(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @get("/oidc/start", status_code=302)
-async def start(services: NamedDependency[Services], to: Text = LANDING) -> Response[None]:
+async def start(services: NamedDependency[Services], to: Landing = LANDING) -> Response[None]:
     """Off to the provider; `to` is the page of ours to come back to."""
     client = _client(services)
     note = Note(

@@ -14,8 +14,10 @@ import msgspec
 from litestar import Request
 from litestar.types import ASGIApp
 
+from control_plane.auth import RENEWAL_HEADER
+
 # Of a page's request, what the API judges its caller by.
-PASSED_ON = ("authorization", "cookie", "host", "user-agent")
+PASSED_ON = ("authorization", "cookie", "host", "user-agent", RENEWAL_HEADER)
 UNAUTHORIZED, FORBIDDEN, OK_MAX = 401, 403, 299
 
 

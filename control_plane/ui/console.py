@@ -14,7 +14,8 @@ from litestar.enums import MediaType
 from litestar.response import Redirect
 from litestar.static_files import create_static_files_router
 
-from control_plane.ui.client import AdminApi, Answer, SignedOutError
+from control_plane.auth import RENEWAL_HEADER
+from control_plane.ui.client import AdminApi, SignedOutError
 from control_plane.ui.formats import FILTERS
 
 ROOT = Path(__file__).parents[1]
@@ -93,7 +94,7 @@ class Console:
     def render(self, request: Asked, template: str, **values: Any) -> Response[str]:
         """Without asking who looks."""
         text = self._templates.get_template(template).render(
-            frame="middle.html" if request.headers.get("hx-request") else "frame.html",
+            frame="middle.html" if request.headers.get(RENEWAL_HEADER) else "frame.html",
             navigation=NAVIGATION,
             path=request.url.path.rstrip("/"),
             query=dict(request.query_params),
@@ -110,9 +111,6 @@ def console_of(state: State) -> Console:
 
 def sign_in_first(request: Asked, _: SignedOutError) -> Response[Any]:
     """To the page where one signs in; a page that renews itself is taken there whole."""
-    if request.headers.get("hx-request"):
+    if request.headers.get(RENEWAL_HEADER):
         return Response("", headers={"hx-redirect": SIGN_IN})
     return Redirect(SIGN_IN)
-
-
-__all__ = ["Answer", "Asked", "Console", "console_of", "sign_in_first", "static"]

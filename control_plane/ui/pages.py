@@ -82,7 +82,6 @@ async def models(request: Asked, console: Ui) -> Response[str]:
         request,
         routes=("/routes", {"limit": MANY}),
         models=("/models", {"limit": MANY}),
-        deployments=("/deployments", {"limit": MANY}),
         prices=("/prices", {"limit": MANY}),
     )
     return await console.page(request, "models.html", summary=tenant_view.route_summary, **found)

@@ -46,8 +46,7 @@ RETURNING user_id;
 DELETE FROM sessions WHERE digest = :digest RETURNING user_id;
 
 -- name: end_sessions
--- Of a user, but for one that may go on.
-DELETE FROM sessions WHERE user_id = :user_id AND id <> :but;
+DELETE FROM sessions WHERE user_id = :user_id;
 
 -- name: forget_sessions
 DELETE FROM sessions

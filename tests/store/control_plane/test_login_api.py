@@ -222,6 +222,9 @@ async def test_use_keeps_a_session_from_being_idle_but_is_not_written_each_time(
     assert run(postgres_url, seen, session) == before
     aged = "UPDATE sessions SET seen_at = now() - interval '100 minutes' WHERE id = %s"
     run(postgres_url, aged, session)
+    renewal = {"hx-request": "true"}
+    assert (await browser.send("GET", "/me", headers=renewal)).status_code == 200
+    assert not run(postgres_url, seen, session)[0][1]
     await browser.send("GET", "/me")
     assert run(postgres_url, seen, session)[0][1]
 

@@ -261,6 +261,14 @@ async def test_what_the_provider_is_asked_holds_a_challenge_and_never_the_verifi
     assert answer.headers["location"] == "/console"  # never another site's page
 
 
+async def test_what_a_browser_carries_fits_into_a_cookie(plane, provider):
+    browser = Browser(plane)
+    assert (await browser.send("GET", "/oidc/start", to="/" + "x" * 1999)).status_code == 302
+    assert len(browser.set_cookie) < 4096
+    longer = await browser.send("GET", "/oidc/start", to="/" + "x" * 2000)
+    assert_refused(longer, 422, "unprocessable", "to")
+
+
 async def test_any_control_plane_finishes_what_another_began(
     plane, provider, postgres_url, valkey_url
 ):
