@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import redis
 
+from store.answer_cache import NAME_BYTES
 from tests.gateway.test_answer_cache import asked, kept, opt_in
 from tests.gateway.test_idempotency import keyed
 from tests.support.gateway_requests import error_of
@@ -89,3 +90,47 @@ async def test_an_answer_in_the_cache_is_sealed_and_one_that_does_not_open_is_a_
     miss = await asked(world, caller)
     assert (text_of(miss), miss.headers["x-headworks-cache"]) == (first, "miss")
     assert len(world.worker.requests) == 2
+
+
+async def test_a_key_s_answer_put_under_another_key_or_tenant_does_not_open(world: World) -> None:
+    caller, other = await world.add_caller(), await world.add_caller()
+    again = {"idempotency-key": "another"}
+    asking = ((caller, {}), (caller, again), (other, {}))
+    for who, headers in asking:
+        text_of(await keyed(world, who, headers=headers))
+    await world.settled(caller, 2)
+    await world.settled(other, 1)
+    async with world.postgres.transaction() as conn:
+        await conn.execute(
+            "UPDATE idempotency_keys SET answer = (SELECT answer FROM idempotency_keys"
+            " WHERE tenant_id = %s AND key <> %s)",
+            (caller.tenant_id, again["idempotency-key"]),
+        )
+    told = [(await keyed(world, who, headers=headers)).status_code for who, headers in asking]
+    assert told == [200, 422, 422]
+    assert len(world.worker.requests) == 3
+
+
+async def test_a_cached_answer_put_into_another_tenant_s_slot_is_a_miss(
+    world: World, valkey_url: str
+) -> None:
+    callers = [await world.add_caller() for _ in range(2)]
+    for caller in callers:
+        await opt_in(world, caller)
+        text_of(await asked(world, caller))
+    await kept(world)
+    with redis.Redis.from_url(valkey_url) as valkey:
+        mine, theirs = (
+            next(
+                key
+                for key in valkey.keys("*")
+                if caller.tenant_id.encode() in key and valkey.type(key) == b"string"
+            )
+            for caller in callers
+        )
+        stored, named = valkey.get(mine), valkey.get(theirs)
+        assert isinstance(stored, bytes)
+        assert isinstance(named, bytes)
+        valkey.set(theirs, named[:NAME_BYTES] + stored[NAME_BYTES:])
+    answers = [await asked(world, caller) for caller in callers]
+    assert [answer.headers["x-headworks-cache"] for answer in answers] == ["hit", "miss"]
