@@ -36,8 +36,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add.add_argument("--role", action="append", choices=ROLES, required=True)
     does.add_parser("list", help="everybody, their roles, and when they last signed in")
     for what, text in (
-        ("disable", "end their sessions and tokens, and let them in no more"),
-        ("enable", "let them in again"),
+        ("disable", "end their sessions, hold their tokens, let them in no more"),
+        ("enable", "let them and their tokens in again"),
         ("reset", "end their password and sessions; a new invitation"),
     ):
         does.add_parser(what, help=text).add_argument("email")
