@@ -219,3 +219,14 @@ async def test_two_gateways_serve_side_by_side(world: World, caller: Caller) -> 
     rows = await world.settled(caller, 4)
     assert len({row.gateway_id for row in rows}) == 2
     await world.dispatcher_is_empty()
+
+
+async def test_what_one_tenant_sent_is_remembered_for_no_other(world: World) -> None:
+    callers = [await world.add_caller() for _ in range(2)]
+    for caller in callers:
+        assert (await post(world, caller)).status_code == 200
+    known = world.gateway.prompts._memories
+    memories = {tenant: memory for (tenant, _), memory in known.items()}
+    first, second = (memories[caller.tenant_id] for caller in callers)
+    assert first is not second
+    assert first.bytes == second.bytes > 0, "the same text is encoded for each"

@@ -13,7 +13,7 @@ from store.answer_cache import NAME_BYTES
 from tests.gateway.test_answer_cache import asked, kept, opt_in
 from tests.gateway.test_idempotency import keyed
 from tests.support.gateway_requests import error_of
-from tests.support.gateway_world import World, a_world
+from tests.support.gateway_world import Caller, World, a_world
 from tests.support.scripted_worker import says
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
@@ -95,7 +95,7 @@ async def test_an_answer_in_the_cache_is_sealed_and_one_that_does_not_open_is_a_
 async def test_a_key_s_answer_put_under_another_key_or_tenant_does_not_open(world: World) -> None:
     caller, other = await world.add_caller(), await world.add_caller()
     again = {"idempotency-key": "another"}
-    asking = ((caller, {}), (caller, again), (other, {}))
+    asking: list[tuple[Caller, dict[str, str]]] = [(caller, {}), (caller, again), (other, {})]
     for who, headers in asking:
         text_of(await keyed(world, who, headers=headers))
     await world.settled(caller, 2)
