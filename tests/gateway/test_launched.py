@@ -96,6 +96,7 @@ async def test_one_to_three_and_back_to_one(machine: Machine, caller: Caller) ->
         await until(lambda: len(machine.world.gateway.routes.replicas(POOL)) >= 3)
         replies = await asyncio.gather(*(post(machine.world, caller) for _ in range(9)))
         assert [text_of(CHAT, reply) for reply in replies] == [whole_text(5)] * 9
+        await until_answered(lambda: plane.busy(0))  # by their beats, and the busiest would stay
         await plane.want(1)
         assert await plane.until_serving(1) == [first], "the oldest stays"
         rows = {r["replica_id"]: r for r in (await plane.admin("GET", "/replicas"))["replicas"]}
