@@ -58,6 +58,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--gateways", type=int, default=1, help="each ten ports above the last")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument(
+        "--dtype",
+        choices=("bfloat16", "float32"),
+        help="to compute in (default: what this machine is faster in)",
+    )
     parser.add_argument("--lease-ms", type=int, help="before HEADWORKS_LEASE_MS")
     parser.set_defaults(run=run)
 
@@ -86,6 +91,7 @@ def _options(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Optio
         gateways=arguments.gateways,
         workers=arguments.workers,
         model=arguments.model,
+        dtype=arguments.dtype,
         lease_ms=arguments.lease_ms,
         database_url=environ.get("DATABASE_URL", ""),
         redis_url=environ.get("REDIS_URL", ""),
@@ -100,7 +106,9 @@ async def _serve(options: Options, environ: Mapping[str, str]) -> int:
         asyncio.get_running_loop().add_signal_handler(signum, asked_to_stop.set)
 
     def pull(stopped: Stopped) -> Manifest:
-        return pull_with_progress(options.model, layout.models, output, stopped=stopped)
+        return pull_with_progress(
+            options.model, layout.models, output, dtype=options.dtype, stopped=stopped
+        )
 
     stack = Stack(options, environ, output.line, pull)
     failure = ""

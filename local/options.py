@@ -4,6 +4,8 @@ from pathlib import Path
 
 import msgspec
 
+from artifacts.manifest import ComputeDtype
+
 GATEWAY_PORT_STEP = 10  # a second gateway listens ten above the first
 
 
@@ -19,6 +21,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     gateways: int = 1
     workers: int = 1
     model: str = "smollm2-135m-instruct"
+    dtype: ComputeDtype | None = None  # None: what this machine is faster in
     lease_ms: int | None = None  # None: HEADWORKS_LEASE_MS, else the gateway's default
     database_url: str = ""  # "": embedded
     redis_url: str = ""  # "": embedded

@@ -22,7 +22,7 @@ from local.state import read_state
 from tests.support.services import free_port
 
 ROOT = Path(__file__).parents[2]
-MODELS = ROOT / ".local" / "models"
+MODELS = ROOT / ".local" / "test-models"
 MODEL = "smollm2-135m-instruct"
 LEASE_S = 3.0
 WAIT_S = 90.0
@@ -51,7 +51,9 @@ class Stack:
 
     def up(self, environ: Mapping[str, str] | None = None) -> None:
         options = [f"--{k.replace('_', '-')}={v}" for k, v in self._options.items()]
-        done = self.command("up", "--detach", f"--models={MODELS}", *options, environ=environ)
+        # In one type on every machine: in bfloat16 near-ties fall as the company has it.
+        named = ("--detach", f"--models={MODELS}", "--dtype=float32")
+        done = self.command("up", *named, *options, environ=environ)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
         self.refresh()
 

@@ -17,6 +17,10 @@ from kernels.cpu_linear import Gated, Linear
 from kernels.cpu_pointwise import rope_rows
 from worker.weights import Weights
 
+# Of the best logit: two roundings to bfloat16, of 2^-9 each, on either side.
+TIE = 2.0**-7
+TIES_MAX = 32  # for each row
+
 
 @dataclass(frozen=True)
 class _Layer:
@@ -40,6 +44,8 @@ class Llama:
         self._norm = tensors.pop("model.norm.weight")
         head = self._embedding if config.tied_head else tensors.pop("lm_head.weight")
         self._head = kernels.linear(head)
+        # Of a head that is not the embedding's too, this is a second copy beside the packed one.
+        self._head_rows = head if self.dtype == torch.bfloat16 and kernels is FAST else None
         self._layers = [_layer(kernels, tensors, index) for index in range(config.num_layers)]
         assert not tensors, "load_weights lets only a Llama's tensors through"
         self._cos, self._sin = rope_rows(
@@ -89,7 +95,26 @@ class Llama:
         """What follows the tokens of `hidden` (S, width): (S, V) float32."""
         if not len(hidden):
             return torch.empty(0, self.config.vocab_size)
-        return self._head(hidden).float()
+        logits = self._head(hidden).float()
+        if self._head_rows is not None:
+            settle_ties(logits, hidden, self._head_rows)
+        return logits
+
+
+def settle_ties(logits: Tensor, hidden: Tensor, rows: Tensor) -> None:
+    """Compute the likeliest of each row of `logits` (S, V) again in float32, in place.
+
+    A product in bfloat16 is rounded to 8 bits: around 25, to an eighth, where a greedy answer's
+    first two tokens are often nearer to each other than that. Those within two such steps of
+    the best are multiplied anew, `hidden` (S, width) with `rows` (V, width): a few for each row.
+    Where so many are alike that it would cost, their order says nothing anyhow.
+    """
+    peaks = logits.amax(dim=-1, keepdim=True)
+    near = logits >= peaks - peaks.abs() * TIE
+    if int(near.sum()) > TIES_MAX * len(logits):
+        return
+    at, token = near.nonzero(as_tuple=True)
+    logits[at, token] = (hidden[at].float() * rows[token].float()).sum(dim=-1)
 
 
 def _layer(kernels: Kernels, tensors: dict[str, Tensor], index: int) -> _Layer:
