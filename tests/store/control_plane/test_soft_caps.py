@@ -8,6 +8,7 @@ from contextlib import suppress
 import pytest
 
 from control_plane.jobs import jobs
+from control_plane.launchers.external import ExternalLauncher
 from control_plane.soft_caps import tell_passed_caps
 from store.accounts import take_passed_caps
 from tests.support.ledger_commands import a_reserve, a_settle
@@ -92,6 +93,6 @@ async def test_a_window_that_the_ledger_is_writing_to_is_waited_for(plane, tenan
 
 async def test_it_is_a_job_of_every_control_plane(plane, tenant, caplog):
     await plane.admin("PUT", f"/tenants/{tenant}/caps/day", {"soft_micro": 0})
-    (job,) = [job for job in jobs(plane.services) if job.name == "soft_caps"]
+    (job,) = [job for job in jobs(plane.services, ExternalLauncher()) if job.name == "soft_caps"]
     await job.run()
     assert len(told(caplog, tenant)) == 1
