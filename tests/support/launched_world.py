@@ -154,5 +154,5 @@ def kill_all(launcher: LocalLauncher) -> None:
         if place.alive and place.pid is not None:
             with suppress(ProcessLookupError):
                 os.killpg(place.pid, signal.SIGKILL)
-    for child in launcher._children.values():
+    for child in list(launcher._children.values()):
         child.wait(WAIT_S)
