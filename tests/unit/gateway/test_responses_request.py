@@ -282,7 +282,7 @@ def test_nothing_that_was_said_is_lost_or_moved(
     items = [*before, *after]
     made = turns_of("I", items)
     assert "\n".join(turn.content for turn in made) == "\n".join(
-        ["I", *(item.parts[0] for item in items)]
+        ["I", *(str(item.parts[0]) for item in items)]
     )
     pairs = [(a.role, b.role) for a, b in pairwise(made)]
     assert ("assistant", "assistant") not in pairs
