@@ -316,7 +316,7 @@ def test_one_that_never_registers_is_stopped_after_its_time():
     assert (type(action), action.reason) == (Stop, "it has not registered 5 s after its start")
 
 
-def test_an_older_lifes_row_says_nothing_of_the_new_one():
+def test_the_row_of_an_older_life_says_nothing_of_the_new_one():
     # It was stuck, was ended and started again under its id; nothing was heard of it since.
     row = a_replica(busy=2, stalled_ms=9999, silent_ms=1001)
     assert decided(wanting(1), **running(0) | {"replicas": [row]}) == []
