@@ -201,7 +201,7 @@ async def test_a_worker_that_comes_back_under_its_id_while_a_stream_ends_is_neve
             told = check_openai_chat_stream(stream.content, include_usage=False)
             # Resumed, or ended by an error where the next one died under it too; never a word
             # twice, and never an end that looks like one.
-            [text] = told.texts
+            text = "".join(told.texts)
             assert whole_text(40).startswith(text)
             assert told.done == (text == whole_text(40))
         await until_answered(lambda: plane.is_another(name, place.pid), WAIT_S)
