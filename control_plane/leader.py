@@ -170,7 +170,7 @@ class Leadership:
             except StoreAwayError as error:
                 self._metrics.leads.set(int(self.held))
                 _log.info("cannot renew: %s", error)
-            except Exception:  # noqa: BLE001 - whatever it was, somebody has to lead later
+            except Exception:  # noqa: BLE001 - this loop's end would leave this process unable ever to lead
                 _log.exception("cannot renew")
             if not self._closing:
                 await asyncio.sleep(self._every_s)

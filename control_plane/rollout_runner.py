@@ -53,7 +53,7 @@ class RolloutRunner:
                     await self._look(row)
             except (NotLeaderError, StoreAwayError):
                 raise
-            except Exception as error:  # noqa: BLE001 - one that cannot be moved keeps no other
+            except Exception as error:  # noqa: BLE001 - raised below, once the other rollouts were looked at
                 _log.exception("a rollout failed", extra={"facts": {"rollout": row.name}})
                 fault = error
         if fault is not None:

@@ -31,6 +31,7 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     most: int = 8_000
 
 
+SILENT_FROM_S = 200  # in `idle_then`
 CONVERSATION = Sizes(input_median=900, input_spread=0.6, output_median=150, output_spread=0.8)
 CODE = Sizes(input_median=1_500, input_spread=0.8, output_median=16, output_spread=0.9)
 
@@ -72,7 +73,7 @@ def on_off(seed: int, *, seconds: int = 2_400, most: float = 6.0, every_s: int =
 
 def bursts(seed: int, *, seconds: int = 1_800, per_s: float = 1.5, burst: int = 60) -> Trace:
     """Completions now and then, and at random moments a minute apart dozens within a second."""
-    dice = Random(seed)  # noqa: S311 - the same seed, the same trace
+    dice = Random(seed)  # noqa: S311 - a trace must be drawn again from its seed; nothing is kept secret by it
     asked = list(poisson(seed, seconds, lambda _: per_s, per_s, CODE))
     at_s = dice.expovariate(1 / 60)
     while at_s < seconds:
@@ -88,7 +89,7 @@ def idle_then(seed: int, *, silent_s: int = 1_200, seconds: int = 1_800) -> Trac
     """Some work, a long silence, then work again: for deployments that may go to zero."""
 
     def rate(at_s: float) -> float:
-        return 2.0 if at_s < 200 or at_s > 200 + silent_s else 0.0  # noqa: PLR2004 - its shape
+        return 2.0 if at_s < SILENT_FROM_S or at_s > SILENT_FROM_S + silent_s else 0.0
 
     return poisson(seed, seconds, rate, 2.0, CONVERSATION)
 
@@ -105,7 +106,7 @@ SHAPES: dict[str, Callable[[int], Trace]] = {
 
 def poisson(seed: int, seconds: float, rate: Rate, most: float, sizes: Sizes) -> Trace:
     """Arrivals at a changing rate, by thinning those of the highest."""
-    dice = Random(seed)  # noqa: S311 - the same seed, the same trace
+    dice = Random(seed)  # noqa: S311 - a trace must be drawn again from its seed; nothing is kept secret by it
     asked: list[Asked] = []
     at_s = dice.expovariate(most)
     while at_s < seconds:

@@ -17,7 +17,7 @@ class Kind(StrEnum):
     """What a secret opens; its text begins with it."""
 
     SESSION = "hws_"
-    TOKEN = "hwt_"  # noqa: S105 - what tokens begin with
+    TOKEN = "hwt_"  # noqa: S105 - the public prefix of every token, no secret
     INVITATION = "hwi_"
 
 

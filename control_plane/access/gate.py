@@ -104,7 +104,7 @@ def network(address: str) -> str:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return address  # a local socket has none
-    if ip.version == 6:  # noqa: PLR2004 - a name of its own
+    if isinstance(ip, ipaddress.IPv6Address):
         return str(ip.ipv4_mapped or ipaddress.ip_network((ip, _V6_PREFIX), strict=False))
     return str(ip)
 

@@ -10,6 +10,9 @@ from control_plane.rollouts.state import State
 from simulator.rollouts.sides import Kind
 from simulator.rollouts.trial import PLAN, Ended, Scenario, Trial, Weather
 
+LAST_STEP_MINUTE = 20  # about when an equal canary comes to its last step
+WHOLE_PERCENT = 100
+
 
 def _bursts(minute: int) -> Weather:
     """Every tenth minute ten times the traffic, twice as slow."""
@@ -18,7 +21,7 @@ def _bursts(minute: int) -> Weather:
 
 def _busier(minute: int) -> Weather:
     """From the time of the last step on: a rush hour that is nobody's fault."""
-    return Weather(slow=1.6) if minute > 20 else Weather()  # noqa: PLR2004
+    return Weather(slow=1.6) if minute > LAST_STEP_MINUTE else Weather()
 
 
 SCENARIOS = (
@@ -69,7 +72,7 @@ def measure(scenario: Scenario, seeds: Sequence[int], plan: Plan = PLAN) -> Figu
         minutes=int(median(minutes)),
         minutes_p90=minutes[(len(minutes) * 9) // 10],
         served=int(median(end.served for end in ends)),
-        whole=sum(end.percent_max == 100 for end in ends),  # noqa: PLR2004
+        whole=sum(end.percent_max == WHOLE_PERCENT for end in ends),
     )
 
 

@@ -66,7 +66,7 @@ class Stage:
         await until(lambda: self.ready() >= set(names), 30)
         streams = [asyncio.create_task(self.stream()) for _ in range(STREAMS)]
         async with asyncio.timeout(30):
-            while not await self.plane.busy(STREAMS):  # noqa: ASYNC110 - bounded
+            while not await self.plane.busy(STREAMS):  # noqa: ASYNC110 - bounded by the timeout around it
                 await asyncio.sleep(0.1)
         before = self.setbacks()
         await self.end(names, deploys=deploys)
